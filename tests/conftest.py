@@ -159,8 +159,8 @@ def topic(open_topic: Callable[..., Topic]) -> Topic:
 @pytest.fixture
 def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members look at each other whenever they are asked for records: nothing depends on the time of day."""
-    for name in ("_LOOK_S", "_COMMIT_AFTER_S"):
-        monkeypatch.setattr(f"loglib.groups.group.{name}", 0.0)
+    for name in ("membership._LOOK_S", "group._COMMIT_AFTER_S"):
+        monkeypatch.setattr(f"loglib.groups.{name}", 0.0)
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def open_files() -> list[str]:
 
 
 def _descriptors_of_inboxes() -> set[int]:
-    observer = notifications._postman()._observer
+    observer = notifications._notification_thread()._observer
     descriptors = None if observer is None else observer._open
     return set() if descriptors is None else {descriptors.inotify, descriptors.wake_in, descriptors.wake_out}
 

@@ -61,9 +61,9 @@ from .format.columns import Columns
 from .format.display import Shown, sized
 from .format.header import NO_PRODUCER, Producer
 from .format.record import OffsetRange, Position, new_tuple
-from .groups import Group, GroupInfo, Move, TopicPartition, administration
+from .groups import Group, GroupInfo, Move, TopicPartition, administration, several_topics
 from .groups.directory import GroupDirectory, check_logs_differ, group_names
-from .groups.group import CommitPolicy, OnChange
+from .groups.group import GroupOptions
 from .groups.several_topics import TopicWithGroups
 from .log import catalog, copy_role, topic_file
 from .log.lag import Lag
@@ -700,7 +700,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         lag: dict[str, dict[int, Lag]] = {}
         for name in self.groups():
             with suppress(GroupNotFoundError):  # it has just been deleted
-                found = administration.lag(self._place(name))
+                found = administration.lag(self._group_directory(name))
                 lag[name] = {each.partition: behind for each, behind in found.items()}
         partitions = tuple(stats_of_partition(each, self._oldest) for each in self._accesses)
         return TopicStats(self.name, time.monotonic(), partitions, lag)
@@ -723,18 +723,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
 
     # --- consumer groups -------------------------------------------------------------------------
 
-    def group(
-        self,
-        name: str,
-        *,
-        start: Start = "begin",
-        member: str | None = None,
-        commit: CommitPolicy = "after",
-        strategy: Literal["range", "sticky"] = "range",
-        on_assign: OnChange | None = None,
-        on_revoke: OnChange | None = None,
-        on_out_of_range: Literal["raise", "start"] = "raise",
-    ) -> Group:
+    def group(self, name: str, **options: Unpack[GroupOptions]) -> Group:
         """Join a consumer group. Its members share the partitions; each group gets all records.
 
         The topic may be open in either mode. `start` is where a group without a commit begins: "begin", "end",
@@ -746,10 +735,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         committed and released. If the committed offset is no longer in the log, `on_out_of_range="start"` begins
         at `start` again instead of raising an error.
         """
-        return Group(
-            self._place(name), start=start, member=member, commit=commit, strategy=strategy,
-            on_assign=on_assign, on_revoke=on_revoke, on_out_of_range=on_out_of_range,
-        )  # fmt: skip
+        return Group(self._group_directory(name), **options)
 
     def groups(self) -> list[str]:
         """The sorted names of the consumer groups that are stored with this topic. Joins none of them."""
@@ -763,7 +749,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         `count_records` also counts the records of the lag, by reading the header of every batch in it. Raises
         `GroupNotFoundError`, and `GroupElsewhereError` if the group is stored with another topic.
         """
-        return administration.inspect(self._place(name), count_records=count_records).of_topic(self.name)
+        return several_topics.group_info(self, name, count_records=count_records)
 
     def reset_group(
         self, name: str, start: Start | Mapping[int, Start], *, dry_run: bool = False
@@ -774,12 +760,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
         `dry_run` nothing is committed. Raises `GroupBusyError` if the group has members, and
         `GroupElsewhereError` if it is stored with another topic.
         """
-        place = self._place(name)
-        start_of: Any = start
-        if isinstance(start, Mapping):
-            start_of = {TopicPartition(self.name, self.partition(key).id): each for key, each in start.items()}
-        moves = administration.reset(place, start_of, dry_run=dry_run)
-        return {each.partition: move for each, move in moves.items()}
+        return several_topics.reset_group(self, name, start, dry_run=dry_run)
 
     def evict_member(self, name: str, member: str) -> list[int]:
         """Take the partitions away from a hanging member of a group; returns its partitions of this topic.
@@ -787,15 +768,14 @@ class Topic(Shown, Columnar, TopicWithGroups):
         Other members claim them at once. The evicted member gets `StaleGenerationError` when it next asks for
         records or commits. Raises `LogError` if the group has no such member.
         """
-        taken = administration.evict(self._place(name), member)
-        return [each.partition for each in taken if each.topic == self.name]
+        return several_topics.evict_member(self, name, member)
 
     def delete_group(self, name: str) -> None:
         """Delete a group and its commits: the next member that joins it begins at its own `start`.
 
         Raises `GroupBusyError` if the group has members, and `GroupNotFoundError` if there is no such group.
         """
-        administration.delete(self._place(name))
+        several_topics.delete_group(self, name)
 
     # --- housekeeping ----------------------------------------------------------------------------
 
@@ -866,8 +846,8 @@ class Topic(Shown, Columnar, TopicWithGroups):
         """After a fork: only the parent may write and close the topic."""
         self._handles.abandon_in_child(ForkedHandleError(self.path, parent_pid))
 
-    def _place(self, name: str, topics: Sequence[OpenTopic] = ()) -> GroupDirectory:
-        """The place of the files of a group with this name, on this topic or on several."""
+    def _group_directory(self, name: str, topics: Sequence[OpenTopic] = ()) -> GroupDirectory:
+        """The directory of the group with this name, on this topic or on several."""
         check_names(name)
         self._handles.check_open()
         check_logs_differ({each.name: each.log_id for each in topics})
@@ -1120,7 +1100,7 @@ def _committed_of(reference: weakref.ref[Topic], group: str) -> dict[int, int]:
     topic = reference()
     if topic is None:
         return {}
-    found = administration.committed(topic._place(group))  # noqa: SLF001
+    found = administration.committed(topic._group_directory(group))  # noqa: SLF001
     return {each.partition: offset for each, offset in found.items() if each.topic == topic.name}
 
 

@@ -101,7 +101,7 @@ def test_reader_written_from_the_page_reads_what_a_group_has_committed(tmp_path:
         with group([clicks, views], "etl", commit="manual") as joined:
             joined.poll()  # it owns all, and has committed nothing
             expected = joined.committed()
-            histories = {each: history_at(joined._place.logs[each], expected[each].offset) for each in expected}
+            histories = {each: history_at(joined._directory.logs[each], expected[each].offset) for each in expected}
         log_ids = {each.name: each.log_id.hex() for each in (clicks, views)}
     found = read_group(tmp_path / "clicks", "etl")
     assert found == {

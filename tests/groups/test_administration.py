@@ -28,8 +28,8 @@ from loglib import (
     testing,
 )
 from loglib.groups import Move, administration
+from loglib.groups.commit_log import LogPartition
 from loglib.groups.lock_file import LockFile
-from loglib.groups.offsets import LogPartition
 from loglib.groups.owners import Ownership, evict_owner
 from loglib.system.files import REAL
 from loglib.testing import UnsyncedFiles
@@ -351,7 +351,7 @@ def test_group_that_is_deleted_is_forgotten_by_all_its_topics(topic: Topic, tmp_
 def test_member_that_joins_while_its_group_is_deleted_learns_of_it(topic: Topic) -> None:
     group = topic.group("etl")
     group.poll()
-    topic._place("etl").remove()
+    topic._group_directory("etl").remove()
     with pytest.raises(StaleGenerationError):
         group.commit()
     with pytest.raises(LogMovedError):
@@ -365,7 +365,7 @@ def test_group_whose_close_fails_leaves_no_file_open(topic: Topic) -> None:
     before = settled_files()
     group = topic.group("etl")
     group.poll()
-    topic._place("etl").remove()
+    topic._group_directory("etl").remove()
     with pytest.raises(LogMovedError):
         group.close()
     assert open_files() == before

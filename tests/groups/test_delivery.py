@@ -32,7 +32,7 @@ def topic(open_topic: Callable[..., Topic]) -> Topic:
 @pytest.fixture
 def progress(topic: Topic) -> Iterator[Delivery]:
     observer = Observer()
-    progress = Delivery(topic._place("etl"), observer)
+    progress = Delivery(topic._group_directory("etl"), observer)
     progress.add({HERE: 0})
     yield progress
     progress.close()
@@ -119,7 +119,7 @@ def test_partition_restored_under_a_sleeping_reader_is_read_on(
     open_topic: Callable[..., Topic], topic: Topic, path: Path
 ) -> None:
     reading, observer = open_topic(mode="r"), Observer()
-    progress = Delivery(reading._place("etl"), observer)
+    progress = Delivery(reading._group_directory("etl"), observer)
     progress.add({HERE: 0})
     while progress.take("batch") is not None:
         pass
@@ -173,7 +173,7 @@ def test_running_out_of_descriptors_closes_those_of_others_first(
     files = FaultyFiles("open_read", error=24, armed=False, every=not others_open)
     reading = open_topic(mode="r", files=files)
     observer = Observer()
-    progress = Delivery(reading._place("etl"), observer)
+    progress = Delivery(reading._group_directory("etl"), observer)
     try:
         if others_open:
             progress.add({OTHER: 0})
@@ -204,7 +204,7 @@ def test_other_errors_of_the_system_are_not_taken_for_that(open_topic: Callable[
     files = FaultyFiles("open_read", armed=False)
     reading = open_topic(mode="r", files=files)
     observer = Observer()
-    progress = Delivery(reading._place("etl"), observer)
+    progress = Delivery(reading._group_directory("etl"), observer)
     progress.add({HERE: 0})
     files.armed = True
     with pytest.raises(OSError, match="Input/output error"):

@@ -135,7 +135,7 @@ def test_runs_are_as_long_as_bodies_are_quick(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, took: float, expected: int
 ) -> None:
     with topic.group("etl") as group:
-        progress = group._progress
+        progress = group._delivery
         batch = next(iter(topic.batches()))
         run = progress.run = Run(TopicPartition("topic", 0), batch, "one by one")
         progress._run_length = 64

@@ -10,7 +10,7 @@ from interrupts import Interrupter, every_line
 from conftest import UnsyncedFiles
 from loglib import Group, Topic
 from loglib.groups import group as group_module
-from loglib.groups import members, offsets
+from loglib.groups import members, membership, offsets
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,8 +27,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What finds a lock that somebody has left behind says so, and does not wait for it."""
     monkeypatch.setattr(members, "_JOIN_TRIES", 3)
     monkeypatch.setattr(offsets, "_OPEN_TRIES", 3)
-    for name in ("_LOOK_S", "_COMMIT_AFTER_S"):
-        monkeypatch.setattr(group_module, name, 0.0)
+    monkeypatch.setattr(membership, "_LOOK_S", 0.0)
+    monkeypatch.setattr(group_module, "_COMMIT_AFTER_S", 0.0)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_starts_and_strategies_that_make_no_sense_are_refused(topic: Topic, path
 
 
 def test_group_whose_making_fails_leaves_nothing(topic: Topic, path: Path) -> None:
-    place = topic._place("etl", [])
+    place = topic._group_directory("etl", [])
     with pytest.raises(OSError, match="No space"):
         place._replace(files=FaultyFiles("rename", error=errno.ENOSPC)).make()
     assert list((path / "groups").iterdir()) == []
@@ -71,7 +71,7 @@ def test_group_that_two_make_at_once_is_made_once(topic: Topic, path: Path) -> N
             if call.name == "mkdir" and call.file == "groups":
                 place.make()
 
-    place = topic._place("etl", [])
+    place = topic._group_directory("etl", [])
     place._replace(files=Racing()).make()
     assert [each.name for each in (path / "groups").iterdir()] == ["etl"]
     place.make()
@@ -79,7 +79,7 @@ def test_group_that_two_make_at_once_is_made_once(topic: Topic, path: Path) -> N
 
 def test_group_whose_making_fails_at_once_says_why(topic: Topic) -> None:
     with pytest.raises(OSError, match="No space"):
-        topic._place("etl", [])._replace(files=FaultyFiles("mkdir", at=2, error=errno.ENOSPC)).make()
+        topic._group_directory("etl", [])._replace(files=FaultyFiles("mkdir", at=2, error=errno.ENOSPC)).make()
 
 
 # --- settings that differ ------------------------------------------------------------------------

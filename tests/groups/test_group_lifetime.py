@@ -172,14 +172,14 @@ def test_reader_of_a_topic_that_another_closes_ends_quietly(topic: Topic, monkey
         group.close()
         raise LogClosedError("the topic was closed")
 
-    monkeypatch.setattr(group._progress, "take", closed_meanwhile)
+    monkeypatch.setattr(group._delivery, "take", closed_meanwhile)
     assert rest(group) == []
     group = topic.group("etl")
 
     def closed_alone(*_: Any) -> Any:
         raise LogClosedError("something else was closed")
 
-    monkeypatch.setattr(group._progress, "take", closed_alone)
+    monkeypatch.setattr(group._delivery, "take", closed_alone)
     with group, pytest.raises(LogClosedError, match="something else"):
         rest(group)
 

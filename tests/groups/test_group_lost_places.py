@@ -72,7 +72,7 @@ def test_commit_ahead_of_the_log_is_an_error_or_begins_again(open_topic: Opener,
     with topic.group("etl") as group:
         assert len(rest(group)) == 5
         ahead = group.committed()[0].offset
-    log = group._place.logs[TopicPartition("topic", 0)]
+    log = group._directory.logs[TopicPartition("topic", 0)]
     mark = log.mark()
     shorter = mark._replace(flushed_end=next_offset(topic, 5), durable_end=next_offset(topic, 5))
     log.mark = lambda: shorter  # type: ignore[method-assign]  # as where a log was lost and begun anew

@@ -72,7 +72,7 @@ def test_retention_finds_the_commits_of_moved_topics(tmp_path: Path) -> None:
     clicks.rename(tmp_path / "clicks2")
     views = views.rename(tmp_path / "views2")
     with Topic.open(views, mode="r") as topic:
-        found = administration.committed(topic._place("etl"))
+        found = administration.committed(topic._group_directory("etl"))
         assert found == {TopicPartition("views2", 0): topic.partition(0).log_end_offset}
 
 

@@ -113,7 +113,7 @@ def test_place_that_cannot_be_told_in_another_topics_directory_is_reported(
     two_topics: tuple[Topic, Topic], caplog: pytest.LogCaptureFixture
 ) -> None:
     clicks, views = two_topics
-    place = clicks._place("etl", two_topics)
+    place = clicks._group_directory("etl", two_topics)
     with pytest.raises(OSError, match="No space"):
         place._replace(files=FaultyFiles("rename", at=4, error=errno.ENOSPC)).make()
 

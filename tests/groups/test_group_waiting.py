@@ -12,9 +12,8 @@ from consumers import die, fill, numbers, rest, wait_for
 
 import loglib
 from loglib import StaleGenerationError, Topic, testing
-from loglib.groups import delivery
-from loglib.groups import group as group_module
-from loglib.groups.offsets import LogPartition
+from loglib.groups import delivery, membership
+from loglib.groups.commit_log import LogPartition
 from loglib.groups.owners import evict_owner
 from loglib.system.files import REAL
 from loglib.testing import RecordingFiles
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("attentive")
 
 def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members look at each other, and logs at their files, when something is reported, and not again for a minute."""
-    monkeypatch.setattr(group_module, "_LOOK_S", 60.0)
+    monkeypatch.setattr(membership, "_LOOK_S", 60.0)
     monkeypatch.setattr("loglib.log.log.LOOK_S", 60.0)
 
 
@@ -40,15 +39,15 @@ def test_member_that_waits_for_a_busy_one_is_told_when_that_gives_up(
         assert numbers(busy.poll(timeout=10)) == [0]
         waiting = stack.enter_context(topic.group("etl", member="b"))
         looks: list[int] = []
-        look = waiting._membership.live
+        look = waiting._membership.file.live
 
         def counted_look() -> Any:
             looks.append(1)
             return look()
 
-        monkeypatch.setattr(waiting._membership, "live", counted_look)
+        monkeypatch.setattr(waiting._membership.file, "live", counted_look)
         assert waiting.poll(timeout=1.0) == [] and waiting.assignment == []
-        assert 0 < len(looks) <= 2 * len(group_module._LOOKS_S)  # and not one each 2 ms
+        assert 0 < len(looks) <= 2 * len(membership._LOOKS_S)  # and not one each 2 ms
         giving_up = threading.Timer(0.2, rest, [busy])
         giving_up.start()
         assert numbers(waiting.poll(timeout=30)) == [1]
@@ -111,7 +110,7 @@ def test_group_without_reports_of_the_system_works_all_the_same(
     open_topic: Opener, monkeypatch: pytest.MonkeyPatch, strategy: Any
 ) -> None:
     monkeypatch.setattr(sys, "platform", "plan9")
-    monkeypatch.setattr(group_module, "_LOOK_S", 2.0)
+    monkeypatch.setattr(membership, "_LOOK_S", 2.0)
     topic = open_topic(partitions=2)
     with topic.group("etl", member="a", strategy=strategy) as a, topic.group("etl", member="b", strategy=strategy) as b:
         assert not a._observer.reports

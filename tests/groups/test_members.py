@@ -13,13 +13,13 @@ import pytest
 from conftest import needs_proc, open_files, settled_files
 from loglib import GroupMismatchError, LockedError
 from loglib.groups import members
-from loglib.groups.members import Member, Membership, live_members, new_member_name
+from loglib.groups.members import Member, MemberFile, live_members, new_member_name
 from loglib.system.files import REAL
 from loglib.testing import Call, WatchedFiles
 
 
-def join(directory: Path, name: str, *, topics: tuple[str, ...] = ("clicks",), strategy: str = "range") -> Membership:
-    return Membership(REAL, str(directory), name, topics, 0o600, strategy=strategy)
+def join(directory: Path, name: str, *, topics: tuple[str, ...] = ("clicks",), strategy: str = "range") -> MemberFile:
+    return MemberFile(REAL, str(directory), name, topics, 0o600, strategy=strategy)
 
 
 def live(directory: Path) -> list[str]:
@@ -126,12 +126,12 @@ def test_name_of_a_dead_member_of_another_user_can_be_taken(tmp_path: Path, may_
 
     (tmp_path / "web-1").write_text("{}")
     if may_remove:
-        member = Membership(Others(), str(tmp_path), "web-1", [], 0o600)
+        member = MemberFile(Others(), str(tmp_path), "web-1", [], 0o600)
         assert member.is_valid()
         member.abandon()
     else:
         with pytest.raises(PermissionError):
-            Membership(Others(), str(tmp_path), "web-1", [], 0o600)
+            MemberFile(Others(), str(tmp_path), "web-1", [], 0o600)
 
 
 def test_what_a_dead_member_has_left_is_removed(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_file_removed_by_a_look_before_it_was_locked_is_made_again(
 
     raced: list[str] = []
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    member = Membership(Racing(), str(tmp_path), "web-1", [], 0o600)
+    member = MemberFile(Racing(), str(tmp_path), "web-1", [], 0o600)
     assert raced and live(tmp_path) == ["web-1"]
     member.leave()
 

@@ -13,7 +13,7 @@ from conftest import crash_copy
 from loglib import Commit
 from loglib.append.writer import Writer
 from loglib.format.columns import Columns
-from loglib.groups import offsets
+from loglib.groups import commit_log, offsets
 from loglib.groups.offsets import Offsets
 
 Opener = Callable[..., Offsets]
@@ -46,13 +46,13 @@ def test_large_state_is_not_compacted_at_every_commit(
 ) -> None:
     monkeypatch.setattr(offsets, "_COMPACT_BYTES", 2000)
     compactions = []
-    begin_anew = offsets._MemberLog.begin_anew
+    replace_all = commit_log.CommitLog.replace_all
 
     def counted(log: Any, columns: Columns) -> int:
         compactions.append(log.size_bytes())
-        return begin_anew(log, columns)
+        return replace_all(log, columns)
 
-    monkeypatch.setattr(offsets._MemberLog, "begin_anew", counted)
+    monkeypatch.setattr(commit_log.CommitLog, "replace_all", counted)
     log = open_log()
     put(log, 1, of=B, meta="x" * 20_000)
     for offset in range(100):

@@ -10,7 +10,7 @@ import pytest
 from committed import B, full, logs, offset_of, put
 
 from loglib import LockedError, LogMovedError, TopicPartition
-from loglib.groups import offsets
+from loglib.groups import commit_log, offsets
 from loglib.groups.offsets import Offsets
 from loglib.system.files import Files
 from loglib.testing import Call, WatchedFiles
@@ -194,7 +194,7 @@ def test_full_disk_leaves_a_log_unfolded(
         raise full(log.directory)
 
     with monkeypatch.context() as patched:
-        patched.setattr(offsets._MemberLog, "append", refuse)
+        patched.setattr(commit_log.CommitLog, "append", refuse)
         assert living.fold() and not living.fold()
     assert "not folded into another log" in caplog.text
     assert offset_of(living) == 5 and len(logs(directory)) == 2

@@ -11,7 +11,7 @@ from committed import LOG_ID
 
 from conftest import needs_proc, open_files, settled_files
 from loglib import LockedError, TopicPartition
-from loglib.groups.offsets import LogPartition
+from loglib.groups.commit_log import LogPartition
 from loglib.groups.owners import Owner, Ownership, evict_owner, holder_of, owned_partitions, read_owner, replace_owner
 from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, WatchedFiles

@@ -25,8 +25,9 @@ from processes import fork, wait
 
 from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, evict_member
 from loglib.groups import TopicPartition
+from loglib.groups.commit_log import parse
 from loglib.groups.lock_file import read_if_held
-from loglib.groups.offsets import Offsets, _parse, offsets_identity
+from loglib.groups.offsets import Offsets, offsets_identity
 from loglib.log.cursor import Cursor
 from loglib.log.log import Log
 from loglib.log.recovery import list_segments
@@ -127,7 +128,8 @@ class Member:
     def assigned(self, partitions: list[int]) -> None:
         for number in partitions:
             # Not the owner's file: it may belong to another member already, if this one was stopped and evicted.
-            _, self.generations[number] = self.group._ownership._held[TopicPartition(self.group_topic, number)]
+            owned = self.group._membership.ownership._owned
+            _, self.generations[number] = owned[TopicPartition(self.group_topic, number)]
             self.evidence.add("assigned", number, self.generations[number])
 
     def revoked(self, partitions: list[int]) -> None:
@@ -307,7 +309,7 @@ class Chaos:
 
     def _last_commits(self, topic: Topic) -> dict[int, int]:
         """The committed offset of each partition, as a member sees it."""
-        offsets = topic._place(GROUP).offsets()
+        offsets = topic._group_directory(GROUP).offsets()
         try:
             return {partition.partition: commit.offset for partition, commit in offsets.commits().items()}
         finally:
@@ -318,7 +320,7 @@ class Chaos:
 
         A commit that a new owner, or a member that folds a log, repeats is not a commit of its own.
         """
-        place = topic._place(GROUP)
+        place = topic._group_directory(GROUP)
         found: dict[tuple[int, int, int, int], Line] = {}
         for log in (Path(place.path) / "offsets").iterdir():
             if log.name.endswith(".tmp"):  # left from a member that was killed while it made a log
@@ -349,7 +351,7 @@ def _entries(log: Log) -> Iterator[dict[TopicPartition, Any]]:
             for batch in batches:
                 for record in batch.records():
                     value, member = record.value or b"", record.key or b""
-                    found = _parse(value, member, record.timestamp, log.directory, record.offset)
+                    found = parse(value, member, record.timestamp, log.directory, record.offset)
                     yield {TopicPartition(entry.topic, each.partition): entry for each, entry in found.items()}
     finally:
         cursor.close()

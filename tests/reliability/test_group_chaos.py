@@ -27,8 +27,10 @@ from processes import fork, together, wait
 
 from loglib import Topic
 from loglib.groups import offsets
+from loglib.groups.commit_log import Entry
 from loglib.groups.group import Group
-from loglib.groups.offsets import Entry, Offsets
+from loglib.groups.membership import Membership
+from loglib.groups.offsets import Offsets
 from loglib.groups.owners import Ownership
 from loglib.groups.start_position import StartPosition
 from loglib.system.files import Files
@@ -201,7 +203,7 @@ def commit_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
         run = original(self, *asked)
         with self._use():
             if run is not None and not self.closed:
-                self._commit({run.partition: run.batch.next_offset})
+                self._membership.commit({run.partition: run.batch.next_offset})
         return run
 
     monkeypatch.setattr(Group, "_next", early)
@@ -225,23 +227,23 @@ def release_before_committing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def revoke(self: Any, partitions: list[Any]) -> None:
         if partitions:
-            held = {each: self._ownership.generation(each) or 0 for each in partitions}
+            held = {each: self.ownership.generation(each) or 0 for each in partitions}
             self._call(self._on_revoke, partitions)
-            original(self._ownership, partitions)
+            original(self.ownership, partitions)
             time.sleep(0.02)  # a disk that is busy
-            handled, now = self._progress.handled, self._place.clock()
+            handled, now = self._delivery.handled, self._directory.clock()
             late = {
                 each: Entry(
-                    handled[each], held[each], self._place.log_id, self._progress.history(each, handled[each]), "",
-                    self.member, now,
+                    handled[each], held[each], self._directory.log_id, self._delivery.history(each, handled[each]), "",
+                    self.file.name, now,
                 )
                 for each in partitions if each in handled
             }  # fmt: skip
             if late:
-                self._offsets.commit(late, fence=lambda: None)
-            self._progress.drop(partitions)
+                self.offsets.commit(late, fence=lambda: None)
+            self._delivery.drop(partitions)
 
-    monkeypatch.setattr(Group, "_revoke", revoke)
+    monkeypatch.setattr(Membership, "_revoke", revoke)
 
 
 def start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +252,7 @@ def start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def skip_what_was_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        StartPosition, "_offset", lambda self, entry, partition: self._place.logs[partition].mark().flushed_end
+        StartPosition, "_offset", lambda self, entry, partition: self._directory.logs[partition].mark().flushed_end
     )
 
 

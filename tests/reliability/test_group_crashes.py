@@ -22,9 +22,9 @@ from account import Account
 from crash_worlds import LEFT_OUT, NOW, PATH, DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload, made
 
 from loglib import Group, LogError, reset_group, testing
-from loglib.groups import group as group_module
-from loglib.groups import offsets
-from loglib.groups.offsets import Offsets, _MemberLog
+from loglib.groups import membership, offsets
+from loglib.groups.commit_log import CommitLog
+from loglib.groups.offsets import Offsets
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles
 
 SHARDS = 4
@@ -81,8 +81,8 @@ def noting(world: World) -> Iterator[None]:
 
     with ExitStack() as patched:
         patched.enter_context(mock.patch.object(Offsets, "commit", noted))
-        patched.enter_context(mock.patch.object(group_module, "_LOOK_S", 0.0))
-        patched.enter_context(mock.patch.object(group_module, "_LOOKS_S", ()))  # fold at each look
+        patched.enter_context(mock.patch.object(membership, "_LOOK_S", 0.0))
+        patched.enter_context(mock.patch.object(membership, "_LOOKS_S", ()))  # fold at each look
         patched.enter_context(mock.patch.object(os, "urandom", world.choose.randbytes))
         yield
 
@@ -276,6 +276,6 @@ def test_commits_that_are_not_synced_are_missed(disk: type[CrashFS]) -> None:
 
 def test_crash_that_is_not_seen_to_is_missed() -> None:
     """If members do not look above a watermark, an unsynced watermark hides the last commits."""
-    with mock.patch.object(_MemberLog, "_above", lambda *_: {}), pytest.raises(Failure):
+    with mock.patch.object(CommitLog, "_above", lambda *_: {}), pytest.raises(Failure):
         for seed in range(20):
             run(seed, Judge())

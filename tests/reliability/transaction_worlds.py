@@ -14,7 +14,7 @@ from crash_worlds import NOW, Recorder, Workload
 from loglib import Group, LogError, Topic, testing, transaction
 from loglib.append import section_writer
 from loglib.append.section_writer import SectionWriter
-from loglib.groups import group as group_module
+from loglib.groups import membership
 from loglib.testing import CrashFS, Image, MemoryFiles, Mode
 from loglib.transactions import staging, store
 from loglib.transactions import transaction as transaction_module
@@ -190,7 +190,7 @@ WEIGHTS = [4, 2, 1, 3, 1, 1]
 
 
 def new_process() -> None:
-    transaction_module._process = (0, "")  # its name as an owner
+    transaction_module._owner.forget()  # its name as an owner
 
 
 def open_topics(files: CrashFS, mode: str = "a") -> dict[str, Topic]:
@@ -286,8 +286,8 @@ def steady(choose: Random) -> Iterator[None]:
         patched.enter_context(mock.patch.object(section_writer, "_PIECE_BYTES", 700))
         patched.enter_context(mock.patch.object(staging, "_LARGE_BYTES", 400))
         patched.enter_context(mock.patch.object(store, "CHECKPOINT_EVERY", 3))
-        patched.enter_context(mock.patch.object(group_module, "_LOOK_S", 0.0))
-        patched.enter_context(mock.patch.object(group_module, "_LOOKS_S", ()))
+        patched.enter_context(mock.patch.object(membership, "_LOOK_S", 0.0))
+        patched.enter_context(mock.patch.object(membership, "_LOOKS_S", ()))
         patched.enter_context(mock.patch.object(os, "urandom", choose.randbytes))
         yield
 

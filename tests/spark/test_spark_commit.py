@@ -1,7 +1,6 @@
 """The sink without Spark: tasks that stage, and the driver that commits or aborts."""
 
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,7 @@ from loglib.spark.sink_target import parse
 from loglib.spark.stage import TaskStage
 from loglib.system.files import REAL
 from loglib.system.lock import try_acquire
-from loglib.transactions import staging
+from loglib.transactions import fit, staging
 from loglib.transactions.apply import Applier
 from loglib.transactions.store import Store
 
@@ -247,7 +246,7 @@ def test_partition_that_another_commit_holds_is_waited_for(path: Path, monkeypat
                 lock.release()
         partition.clear()
 
-    monkeypatch.setattr(commits, "time", SimpleNamespace(monotonic=time.monotonic, sleep=let_go))
+    monkeypatch.setattr(fit, "time", SimpleNamespace(sleep=let_go))
     assert commit(write(1), [stage(path, [b"next"])]) == Outcome(repeated=False)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from conftest import Clock
 from loglib import StorageFullError, TopicPartition
-from loglib.groups.offsets import Entry, Offsets, make_offsets
+from loglib.groups.commit_log import Entry
+from loglib.groups.offsets import Offsets, make_offsets
 from loglib.system.files import REAL, Files
 
 A, B = TopicPartition("clicks", 0), TopicPartition("a-b", 12)

@@ -57,7 +57,7 @@ def committed_number(group: Group, partition: int = 0) -> int:
     commit = group.committed().get(partition)
     if commit is None:
         return -1
-    log = group._place.logs[TopicPartition(group._place.topics[0], partition)]
+    log = group._directory.logs[TopicPartition(group._directory.topics[0], partition)]
     ends = {record.next_offset: record for record in _records(log)}
     return -1 if commit.offset == 0 else int(ends[commit.offset].value or b"-1")
 

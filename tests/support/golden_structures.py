@@ -19,7 +19,7 @@ from loglib.copies import member_list
 from loglib.format import watermark
 from loglib.format.columns import Columns
 from loglib.format.header import crc32c
-from loglib.groups import offsets
+from loglib.groups import commit_log
 from loglib.log import ages, copy_role, gaps, pending_marks, topic_file
 from loglib.log.store_pointer import read_pointer, sealed
 from loglib.segment import (
@@ -100,12 +100,12 @@ ROLE = copy_role.Role("mirror", LOG_ID, "0123456789abcdef", "/data/orders", NOW)
 MEMBERS = member_list.Members(
     LOG_ID, "00000000000000aa", {"00000000000000aa": "/a/t", "00000000000000bb": "/b/t"}, "quorum", 3
 )
-ENTRIES = {offsets.LogPartition(LOG_ID, 3): offsets.Entry(4096, 2, LOG_ID, 77, "meta ü", "one", NOW, 5, "orders")}
+ENTRIES = {commit_log.LogPartition(LOG_ID, 3): commit_log.Entry(4096, 2, LOG_ID, 77, "meta ü", "one", NOW, 5, "orders")}
 MANIFEST = manifest.Manifest(
     3, "etl", 4, "owner", "query", NOW,
     (manifest.Section("orders", LOG_ID, 1, "staging/a/0001", 0, 512, 2, True),
      manifest.Section("orders", LOG_ID, 2, "", 0, 5, 1)),
-    (manifest.Offsets("orders", "g", "orders-1", [4096, 2, "rest"]),),
+    (manifest.GroupCommit("orders", "g", "orders-1", [4096, 2, "rest"]),),
     (manifest.Fence("orders", "g", "orders-2", 7),), b"bytes",
 )  # fmt: skip
 CHECKPOINT = manifest.Checkpoint(
@@ -127,11 +127,11 @@ def _read_producers_file(content: bytes) -> Any:
 
 def _commit(content: bytes) -> Any:
     stored = json.loads(content)
-    return offsets._parse(stored["value"].encode(), stored["key"].encode(), stored["timestamp"], "d", 0)
+    return commit_log.parse(stored["value"].encode(), stored["key"].encode(), stored["timestamp"], "d", 0)
 
 
 def _written_commit() -> bytes:
-    (value,), (key,), (timestamp,), _ = offsets._columns(ENTRIES)  # type: ignore[misc]
+    (value,), (key,), (timestamp,), _ = commit_log.encoded(ENTRIES)  # type: ignore[misc]
     return json.dumps({"key": key.decode(), "timestamp": timestamp, "value": value.decode()}).encode()  # type: ignore[union-attr]
 
 

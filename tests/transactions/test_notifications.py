@@ -232,7 +232,7 @@ def test_inbox_thread_that_could_not_be_started_is_started_by_the_next_topic(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic that could not start it is closed, and its partitions are free."""
-    monkeypatch.setattr(notifications._postman, "_made", {"value": notifications._NotificationThread()})
+    monkeypatch.setattr(notifications._notification_thread, "_made", {"value": notifications._NotificationThread()})
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -245,7 +245,7 @@ def test_inbox_thread_that_could_not_be_started_is_started_by_the_next_topic(
         with pytest.raises(RuntimeError, match="start"):
             Topic.open(path)
     with Topic.open(path):
-        assert notifications._postman()._thread is not None
+        assert notifications._notification_thread()._thread is not None
 
 
 def test_inboxes_are_watched_again_after_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +381,7 @@ def test_writer_stays_reachable_when_a_reader_of_the_same_topic_is_closed(path: 
 def postman(monkeypatch: pytest.MonkeyPatch) -> notifications._NotificationThread:
     """A thread for the topics of one test."""
     made = PerProcess(notifications._NotificationThread, notifications._NotificationThread.abandon)
-    monkeypatch.setattr(notifications, "_postman", made)
+    monkeypatch.setattr(notifications, "_notification_thread", made)
     return made()
 
 
@@ -449,12 +449,12 @@ def test_forked_child_has_neither_thread_nor_files_of_its_parents_inboxes(
         del observer
 
         def look() -> None:
-            assert notifications._postman() is not postman
+            assert notifications._notification_thread() is not postman
             for fd, facts in descriptors:
                 with suppress(OSError):
                     assert not os.path.samestat(os.fstat(fd), facts)
             with Topic.open(path.parent / "of-the-child"):
-                assert notifications._postman()._thread is not None
+                assert notifications._notification_thread()._thread is not None
 
         assert in_child(look) == 0
     notifications._NotificationThread().abandon()  # one that has never watched

@@ -84,13 +84,13 @@ def test_flipped_bit_forgets_no_version(store: Path) -> None:
     ("name", "damage", "what"),
     [
         (name_of(2), rot, "the last version of its app may be lost"),
-        (name_of(2), flip, "written anew, as its checksum says"),
-        (name_of(0, CHECKPOINT), rot, "what it said of apps is lost"),
-        (name_of(0, CHECKPOINT), flip, "written anew, as its checksum says"),
-        ("store.json", rot, "made anew"),
-        ("store.json", flip, "written anew, as its checksum says"),
-        ("store.json", Path.unlink, "made anew"),
-        (name_of(0, CHECKPOINT), Path.unlink, "what it said of apps is lost"),
+        (name_of(2), flip, "written again, as its checksum says"),
+        (name_of(0, CHECKPOINT), rot, "the versions of its apps are lost"),
+        (name_of(0, CHECKPOINT), flip, "written again, as its checksum says"),
+        ("store.json", rot, "made again"),
+        ("store.json", flip, "written again, as its checksum says"),
+        ("store.json", Path.unlink, "made again"),
+        (name_of(0, CHECKPOINT), Path.unlink, "the versions of its apps are lost"),
     ],
 )
 def test_repair_sets_damaged_files_aside(
@@ -148,7 +148,7 @@ def test_damaged_records_of_a_waiting_transaction_stop_it_and_no_other(
         tx.append(bills, b"y")
     bills.close()
     (done,) = loglib.repair(place).repairs
-    assert "damaged records behind its line" in done.what
+    assert "damaged records after its line" in done.what
     with Topic.open(bills.path) as again:
         with transaction("etl") as tx:
             tx.append(again, b"new")
@@ -242,5 +242,5 @@ def test_command_verifies_and_repairs_a_store(store: Path, cli: Cli) -> None:
     (found,) = cli("verify", store, "--json").objects
     assert found["store"] == str(store) and len(found["damage"]) == 1
     done = cli("repair", store, "--yes")
-    assert done.code == 0 and "an entry that says nothing takes its place" in done.output
+    assert done.code == 0 and "replaced by an empty entry" in done.output
     assert cli("verify", store).code == 0

@@ -261,7 +261,7 @@ def test_numbers_that_are_passed_over_survive_a_checkpoint(pair: tuple[Topic, To
         store.pass_over(1000, now=1)
         store.pass_over(900, now=1)
         assert store.last_number() == 1000
-        store.fold(now=2)
+        store.expire(now=2)
     stores._open.clear()
     assert commit(orders, b"y") > 1000
     assert values_of(orders) == [b"x", b"y"]

@@ -18,8 +18,8 @@ from loglib.transactions.manifest import (
     AppState,
     Checkpoint,
     Fence,
+    GroupCommit,
     Manifest,
-    Offsets,
     Section,
     decode,
     decode_checkpoint,
@@ -35,7 +35,7 @@ ENTRY = [8123, 4, 1, "ab", "", "member", 5, LOG_ID.hex()]
 MANIFEST = Manifest(
     17, "etl", 7, "b1d2", "5c07", 1_700_000_000_000_000,
     (Section("orders", LOG_ID, 3, "staging/9a1f/0.frames", 5, 81_920, 1), Section("bills", LOG_ID, 0, "", 1, 9, 2)),
-    (Offsets("clicks", "etl", "clicks-3", ENTRY),), (Fence("clicks", "etl", "clicks-4", 9),), b'\n"crc": \n\xff',
+    (GroupCommit("clicks", "etl", "clicks-3", ENTRY),), (Fence("clicks", "etl", "clicks-4", 9),), b'\n"crc": \n\xff',
     0x0123456789ABCDEF,
 )  # fmt: skip
 CHECKPOINT = Checkpoint(
@@ -50,7 +50,7 @@ sections = st.builds(
     st.booleans(),
 )
 digits = st.binary(min_size=16, max_size=16).map(bytes.hex)
-offsets = st.builds(Offsets, words, words, words, st.tuples(counts, counts, words).map(list), digits)
+offsets = st.builds(GroupCommit, words, words, words, st.tuples(counts, counts, words).map(list), digits)
 fences = st.builds(Fence, words, words, words, counts)
 manifests = st.builds(
     Manifest, st.just(17), words, st.none() | counts, words, st.none() | words, st.integers(-5, 2**60),

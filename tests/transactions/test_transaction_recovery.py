@@ -14,7 +14,7 @@ from loglib import Topic, testing, transaction
 from loglib.append.publication import Publication
 from loglib.append.section_writer import SectionWriter
 from loglib.testing import CrashFS, Image, MemoryFiles
-from loglib.transactions import apply, staging
+from loglib.transactions import apply, fit, staging
 from loglib.transactions import transaction as transaction_module
 
 
@@ -37,7 +37,7 @@ def die(*_: Any) -> None:
 
 def open_both(files: CrashFS, mode: Any = "a") -> tuple[Topic, Topic]:
     """The topics as a new process opens them."""
-    transaction_module._process = (0, "")
+    transaction_module._owner.forget()
     orders, bills = (
         testing.open_topic(f"/data/{name}", mode=mode, files=files, clock=lambda: NOW) for name in ("orders", "bills")
     )
@@ -92,7 +92,7 @@ def test_publication_of_an_owner_in_another_process_is_synced_for_it(monkeypatch
             for owner in owners:
                 owner._serving.serve()
 
-    monkeypatch.setattr(transaction_module, "request_ack", lambda *_, **__: [])
+    monkeypatch.setattr(fit, "request_ack", lambda *_, **__: [])
     monkeypatch.setattr(apply, "notify", serve)
     with transaction("etl") as tx:
         for partition in (0, 1):

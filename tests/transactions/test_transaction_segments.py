@@ -287,7 +287,7 @@ def test_power_cut_at_any_operation_leaves_all_or_nothing(monkeypatch: pytest.Mo
         assert found in ([b"before"], [b"before", *values]), state
         assert found == [b"before", *values] or state.at < last
         seen.add(len(found))
-        transaction_module._process = (0, "")
+        transaction_module._owner.forget()
         with monkeypatch.context() as patched:
             patched.setattr(staging, "_SMALL_BYTES", 1 << 20)  # the name of its attempt is that of the first process
             append(after, values=values)

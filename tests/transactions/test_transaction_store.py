@@ -24,7 +24,7 @@ from loglib import (
 from loglib.log.transaction_numbers import CHECKPOINT, is_done, name_of
 from loglib.system.files import REAL, Files
 from loglib.testing import MemoryFiles, RecordingFiles
-from loglib.transactions.manifest import Checkpoint, Fence, Offsets, encode_checkpoint
+from loglib.transactions.manifest import Checkpoint, Fence, GroupCommit, encode_checkpoint
 from loglib.transactions.store import Committed, Store, make_store
 
 files = stored_transactions.files
@@ -32,8 +32,8 @@ store = stored_transactions.store
 every_four = stored_transactions.every_four
 
 
-def offsets(generation: int, partition: str = "clicks-0") -> Offsets:
-    return Offsets("clicks", "etl", partition, [100, generation])
+def offsets(generation: int, partition: str = "clicks-0") -> GroupCommit:
+    return GroupCommit("clicks", "etl", partition, [100, generation])
 
 
 # --- committing ----------------------------------------------------------------------------------------------

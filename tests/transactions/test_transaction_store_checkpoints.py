@@ -200,32 +200,25 @@ def test_manifest_that_somebody_removed_cannot_be_finished(store: Store, files: 
 
 
 @pytest.mark.usefixtures("every_four")
-def test_unused_apps_expire_at_the_next_checkpoint(store: Store, files: Files) -> None:
+def test_unused_apps_expire(store: Store, files: Files) -> None:
     store.commit(transaction("old"), now=1)
     store.finish(1, now=1)
     store.commit(transaction("used"), now=1)
     store.finish(2, now=1)
     complete(store, 1, now=100)
-    store.expire(50)
-    assert store.last_version("old") == 0, "not yet"
     store.commit(transaction("used"), now=100)
-    store.commit(transaction("used"), now=100)
-    store.finish(4, now=100)
-    assert names(files)[0] == name_of(4, CHECKPOINT)
-    assert (store.last_version("old"), store.last_version("used"), store.last_version("etl")) == (None, 2, 0)
+    assert store.expire(50, now=100) == ["old"]
+    assert names(files)[:2] == [name_of(3, CHECKPOINT), name_of(4)]
+    assert (store.last_version("old"), store.last_version("used"), store.last_version("etl")) == (None, 1, 0)
     with Store(files, PATH) as other:
-        assert (other.last_version("old"), other.last_version("used")) == (None, 2)
+        assert (other.last_version("old"), other.last_version("used")) == (None, 1)
 
 
 @pytest.mark.usefixtures("every_four")
 def test_app_that_waits_does_not_expire(store: Store) -> None:
-    complete(store, 4, now=1)
-    store.expire(50)
-    complete(store, 3, now=1)
-    store.commit(transaction("other"), now=100)
+    complete(store, 5, now=1)
     store.commit(transaction(), now=1)
-    store.finish(8, now=100)
-    assert store.last_version("etl") == 7
+    assert store.expire(50, now=100) == [] and store.last_version("etl") == 5
 
 
 @pytest.mark.usefixtures("every_four")

@@ -167,7 +167,7 @@ def test_group_whose_first_transaction_got_nowhere_is_joined_as_ever(pair: tuple
 @pytest.mark.parametrize("entry", [[1, 2], [1, 2, 3, 4, "", "", 5, "no digits"], [None] * 8])
 def test_commit_that_cannot_be_read_is_damage(entry: list[Any]) -> None:
     from loglib.transactions.group_commits import parsed
-    from loglib.transactions.manifest import Offsets
+    from loglib.transactions.manifest import GroupCommit
 
     with pytest.raises(loglib.CorruptLogError, match="a commit of a group that cannot be read"):
-        parsed(Offsets("orders", "etl", "orders-0", entry))
+        parsed(GroupCommit("orders", "etl", "orders-0", entry))

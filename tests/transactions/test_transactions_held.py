@@ -138,7 +138,7 @@ def test_deleted_topic_stops_no_transaction(
     with transaction("etl") as tx:
         tx.append(bills, b"y")
     assert values_of(bills) == [b"x", b"y"]
-    assert "the topic was deleted or made anew" in caplog.text
+    assert "the topic was deleted or made again" in caplog.text
 
 
 def test_held_transaction_hides_what_follows_it(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:

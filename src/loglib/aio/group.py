@@ -71,7 +71,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
             while (few := run.next_few()) is not None:
                 for each in group._shown(run.partition, few):
                     yield each
-            group._progress.leave(run, came_back=True)  # otherwise the next call settles it, or `close`
+            group._delivery.leave(run, came_back=True)  # otherwise the next call settles it, or `close`
             del run, few
 
     async def batches(self, timeout: float | None = None) -> AsyncGenerator[HandedBatch, None]:
@@ -81,7 +81,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         while (run := await self._take("batch", timeout)) is not None:
             run.all_out = True
             yield group._shown_batch(run.partition, run.batch)
-            group._progress.leave(run, came_back=True)
+            group._delivery.leave(run, came_back=True)
 
     async def poll(self, *, max_records: int = POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
         """Return up to `max_records` records of one partition; an empty list if none comes in `timeout` seconds.

@@ -15,12 +15,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from ..append.record_arguments import HeadersLike
 from ..append.stats import TopicStats
 from ..format.batch import Batch
 from ..format.record import OffsetRange, Position, Record
+from ..groups.group import GroupOptions
 from ..log.reader import OnGap, StartLike
 from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
@@ -137,7 +138,7 @@ class AsyncTopic(NotCopyable):
         """Whole columns of all partitions, from `start` to `end` or to the present end."""
         return self.read(start, end, on_gap=on_gap).batches()
 
-    def group(self, name: str, **options: Any) -> AsyncGroup[Record, Batch, int]:
+    def group(self, name: str, **options: Unpack[GroupOptions]) -> AsyncGroup[Record, Batch, int]:
         """A member of a consumer group; the options are those of `Topic.group`. It joins with `async with`.
 
         `on_assign` and `on_revoke` are called in a thread.

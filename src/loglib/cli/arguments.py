@@ -21,7 +21,7 @@ from ..offload.storage import storage_of
 from ..system.files import REAL
 from ..topic import Topic
 from ..transactions.repair_store import is_store
-from ..transactions.transaction import STORE
+from ..transactions.store import STORE
 
 __all__ = [
     "DIRECTORY", "DURATION", "NAMES", "SIZE", "SOURCE", "START", "TOPIC",

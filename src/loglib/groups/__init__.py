@@ -3,8 +3,8 @@
 from ..log.lag import Lag
 from .administration import GroupInfo, Move
 from .assignment import TopicPartition
+from .commit_log import Commit
 from .group import Group, TopicsGroup
 from .members import Member
-from .offsets import Commit
 
 __all__ = ["Commit", "Group", "GroupInfo", "Lag", "Member", "Move", "TopicPartition", "TopicsGroup"]

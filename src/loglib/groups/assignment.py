@@ -8,8 +8,8 @@ matter, so members that see the same facts agree without communication.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 __all__ = ["STRATEGIES", "Assignment", "Strategy", "TopicPartition", "assign", "assign_range", "assign_sticky"]
 
@@ -25,14 +25,8 @@ class TopicPartition(NamedTuple):
 
 
 Assignment = dict[str, list[TopicPartition]]  # by member
-
-
-class Strategy(Protocol):
-    """A way to assign partitions to members."""
-
-    def __call__(
-        self, partitions: Iterable[TopicPartition], members: Iterable[str], owners: Mapping[TopicPartition, str]
-    ) -> Assignment: ...
+# A way to assign partitions to members. It gets the partitions, the members, and the present owners.
+Strategy = Callable[[Iterable[TopicPartition], Iterable[str], Mapping[TopicPartition, str]], Assignment]
 
 
 def assign(
@@ -86,14 +80,14 @@ def assign_sticky(
     Partitions without an owner then fill the other shares in order.
     """
     ordered, names = sorted(partitions), sorted(members)
-    held: Assignment = {name: [] for name in names}
+    owned: Assignment = {name: [] for name in names}
     for partition in ordered:
-        if owners.get(partition) in held:
-            held[owners[partition]].append(partition)
+        if owners.get(partition) in owned:
+            owned[owners[partition]].append(partition)
     share, larger = divmod(len(ordered), max(1, len(names)))
-    by_holding = sorted(names, key=lambda name: (-len(held[name]), name))
-    shares = {name: share + (rank < larger) for rank, name in enumerate(by_holding)}
-    kept = {name: held[name][: shares[name]] for name in names}
+    by_owning = sorted(names, key=lambda name: (-len(owned[name]), name))
+    shares = {name: share + (rank < larger) for rank, name in enumerate(by_owning)}
+    kept = {name: owned[name][: shares[name]] for name in names}
     taken = {partition for each in kept.values() for partition in each}
     free = iter([partition for partition in ordered if partition not in taken])
     return {name: sorted([*kept[name], *(next(free) for _ in range(shares[name] - len(kept[name])))]) for name in names}

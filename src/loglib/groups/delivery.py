@@ -1,9 +1,9 @@
-"""Delivery: how far a member has read, handed out and handled each partition that it owns.
+"""Delivery: the records that a member has read, handed out and handled in each partition that it owns.
 
-Invariant: the positions say where reading continues in each partition, also after an interrupt. Cursors and
-blocks only serve reading, and can be made again at any time. Records are handed out in runs, one run at a
-time. `Run.offset` is the next record to be handed out, at any moment and from any thread. A record counts as
-handed out only when its receiver has it. A run is handled when its receiver asks for more.
+Invariant: reading continues at the positions of the partitions, also after an interrupt. Cursors and blocks only serve
+reading, and can be made again at any time. Records are handed out in runs, one run at a time. `Run.offset` is the next
+record to be handed out, at any moment and from any thread. A record counts as handed out only when its receiver has it.
+A run is handled when its receiver asks for more.
 
 A partition that is read to its end sleeps until the system reports a write to its watermark, so a thousand
 idle partitions cost nothing. Only the few partitions that were read last have open files.
@@ -39,12 +39,12 @@ __all__ = ["RUN_S", "Delivery", "Run", "Way"]
 Way = Literal["one by one", "batch", "polled"]
 
 RUN_S = 0.005
-_LOOKS = 16  # a run reads the clock about so many times
-_MOST_AT_ONCE = 256  # records that are made between two looks at the clock; they fit the processor's cache
+_CLOCK_READS = 16  # of one run, about
+_MOST_MADE = 256  # records that are made between two looks at the clock; they fit the processor's cache
 
 
 class Run:
-    """The records of a batch, or of a part of a batch, while they are handed out.
+    """The records of a batch, or of a part of it, while they are handed out.
 
     "one by one": a record is handled when the receiver asks for the next one. "batch": all records are
     handled when the loop asks for the next batch. "polled": all records are handled at the next call.
@@ -56,7 +56,7 @@ class Run:
         self.way = way
         self.all_out = False  # all records are handed out; an attribute, because an interrupt cannot split its setting
         self._began = monotonic()
-        self._at_once = max(1, min(len(batch) // _LOOKS, _MOST_AT_ONCE))
+        self._made_together = max(1, min(len(batch) // _CLOCK_READS, _MOST_MADE))
         self._few: Iterator[Record] = iter(())  # the records that are being handed out, by a loop in C
         self._taken = batch.offsets.start  # the offset after `_few`
         self._stop = batch.offsets.stop
@@ -68,7 +68,7 @@ class Run:
         start, taken = self.batch.offsets.start, self._taken
         if taken >= self._stop or (taken > start and self.seconds() > 2 * RUN_S):
             return None
-        few = self.batch.between(taken, min(taken + self._at_once, self._stop)).records()
+        few = self.batch.between(taken, min(taken + self._made_together, self._stop)).records()
         self._few, self._taken = iter(few), taken + len(few)
         if self._taken > self._stop:  # another thread has meanwhile cut the run
             self.cut()
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def offset(self) -> int:
-        """The offset of the next record to be handed out; the end, if there is none."""
+        """The offset of the next record to be handed out; the end if there is none."""
         return self._stop if self.all_out else self._taken - length_hint(self._few)
 
     def seconds(self) -> float:
@@ -92,11 +92,11 @@ class Run:
         return max(start, self.offset - 1) if self.way == "one by one" else start
 
     def next_after(self, offset: int) -> int:
-        """Where a reader at `offset` continues; from the batch's end this is the next batch."""
+        """The offset at which a reader at `offset` continues: at the batch's end this is the next batch."""
         return self.batch.next_offset if offset == self.batch.offsets.stop else offset
 
     def cut(self) -> None:
-        """Hand out no more records; any thread may call this."""
+        """Hand out no more records. Any thread may call this."""
         if not self.all_out:
             self._taken -= len(list(self._few))
             self._stop = min(self._stop, self._taken)
@@ -109,25 +109,25 @@ _MOST_OPEN = 32  # partitions whose segment and watermark are open: two files ea
 
 
 class Delivery(NotCopyable):
-    """The reading of one member. Ownership and commits belong to `Group`."""
+    """The reading of one member. Ownership and commits belong to `Membership`."""
 
-    def __init__(self, place: GroupDirectory, observer: Observer) -> None:
+    def __init__(self, directory: GroupDirectory, observer: Observer) -> None:
         self.handled: dict[TopicPartition, int] = {}  # next offset after handled, uncommitted records
         self.run: Run | None = None  # the run that is being handed out
-        self._place = place
+        self._directory = directory
         self._observer = observer  # of the watermarks, by partition
         self._positions: dict[TopicPartition, int] = {}  # the offset after the run
         self._paused: set[TopicPartition] = set()
-        self._by_hand: dict[TopicPartition, int] = {}  # offsets that the caller committed: handled even if a loop ends
+        self._by_hand: dict[TopicPartition, int] = {}  # offsets that the caller committed, which are handled
         self._headers: dict[TopicPartition, Header] = {}  # of the batch handed out last
         self._turns: dict[TopicPartition, None] = {}  # partitions that may have more, in order; the others sleep
         self._blocks: deque[tuple[TopicPartition, Batch]] = deque()  # batches read and not fully handed out
         self._cursors: OrderedDict[TopicPartition, Cursor] = OrderedDict()  # after the blocks; last used is last
         self._stale = False  # all blocks and cursors must be made again
-        self._moved: dict[TopicPartition, None] = {}  # blocks and cursors of these partitions must be made again
+        self._moved: dict[TopicPartition, None] = {}  # the blocks and cursors of these partitions must be made again
         self._heard: dict[TopicPartition, LiveWriter] = {}  # the writers that report what they publish
         self._run_length = 1
-        self._handed: Counter[TopicPartition] = Counter()  # records of earlier runs
+        self._handed_out: Counter[TopicPartition] = Counter()  # records of earlier runs
 
     # --- partitions ------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Delivery(NotCopyable):
         """Read these partitions as well."""
         for partition, offset in starts.items():
             if partition not in self._positions:
-                self._observer.observe_file(partition, self._place.logs[partition].watermark_path)
+                self._observer.observe_file(partition, self._directory.logs[partition].watermark_path)
             self._go_to(partition, offset)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
@@ -143,10 +143,10 @@ class Delivery(NotCopyable):
         for each in partitions:
             self._moved[each] = None
             self._observer.forget(each)
-            for facts in (self.handled, self._positions, self._by_hand, self._headers, self._heard):
-                facts.pop(each, None)
+            for of_partition in (self.handled, self._positions, self._by_hand, self._headers, self._heard):
+                of_partition.pop(each, None)
             self._paused.discard(each)
-            self._place.logs[each].release_files()
+            self._directory.logs[each].release_files()
 
     def pause(self, partition: TopicPartition) -> None:
         """Hand out no more records of this partition."""
@@ -182,30 +182,27 @@ class Delivery(NotCopyable):
         header = self._headers.get(partition)
         if header is not None and header.base_offset <= offset <= header.next_offset:
             return header.previous_crc if offset == header.base_offset else header.header_crc
-        return history_at(self._place.logs[partition], offset)
+        return history_at(self._directory.logs[partition], offset)
 
     def overtaken(self) -> list[TopicPartition]:
         """The partitions whose next record was dropped by retention."""
-        found = []
-        for each, offset in self._positions.items():
-            log = self._place.logs[each]
+        overtaken = []
+        for partition, offset in self._positions.items():
+            log = self._directory.logs[partition]
             if offset < log.mark().log_start_offset:
-                found.append(each)
+                overtaken.append(partition)
             log.release_files()
-        return found
+        return overtaken
 
     # --- records ---------------------------------------------------------------------------------
 
     def changed(self, changes: Mapping[Hashable, Collection[str]]) -> None:
-        """These partitions were written to: read those that are read here again.
-
-        Raises `LogMovedError` if a log was moved or removed.
-        """
+        """Read these partitions again, which were written. `LogMovedError` if a log was moved or removed."""
         for each, names in changes.items():
             if isinstance(each, TopicPartition) and each in self._positions:
                 self._turns.setdefault(each)
                 if REPLACED in names:
-                    self._place.logs[each].check_moved()
+                    self._directory.logs[each].check_moved()
 
     def take(self, way: Way, most: int | None = None) -> Run | None:
         """The next records, if there are any now: up to `most`, or up to the end of a batch."""
@@ -233,7 +230,7 @@ class Delivery(NotCopyable):
             raise
 
     def leave(self, run: Run, *, came_back: bool) -> None:
-        """Note what is handled, and where to continue. `came_back`: the receiver of the run asked for more."""
+        """End the run: its handled offset and the next position are set. `came_back`: its receiver asked for more."""
         if self.run is not run:  # seek() or close() has ended the run
             return
         partition, by_hand = run.partition, self._by_hand.get(run.partition, -1)
@@ -245,20 +242,14 @@ class Delivery(NotCopyable):
             self.handled[partition] = next_offset
         if next_offset != run.batch.next_offset:
             self._go_to(partition, next_offset)
-        self._handed[partition] += run.offset - run.batch.offsets.start
+        self._handed_out[partition] += run.offset - run.batch.offsets.start
         self.run = None  # the last step: after an interrupt the run is left again
 
-    def settle(self) -> None:
-        """A call asks for more: polled records are now handled. The last record of an open loop is not."""
+    def settle(self, *, asks: bool = True) -> None:
+        """End the run. If its receiver `asks` for more, polled records are handled; the last one of a loop is not."""
         if self.run is not None:
             self.run.cut()
-            self.leave(self.run, came_back=self.run.way == "polled")
-
-    def put_back(self) -> None:
-        """End the run: its receiver will not ask for more."""
-        if self.run is not None:
-            self.run.cut()
-            self.leave(self.run, came_back=False)
+            self.leave(self.run, came_back=asks and self.run.way == "polled")
 
     def so_far(self) -> dict[TopicPartition, int]:
         """The handled offsets, including the record that is being handed out."""
@@ -269,19 +260,19 @@ class Delivery(NotCopyable):
 
     def handed_out(self) -> dict[TopicPartition, int]:
         """The number of records that were handed out, by partition."""
-        counts, run = dict(self._handed), self.run
+        counts, run = dict(self._handed_out), self.run
         if run is not None:
             counts[run.partition] = counts.get(run.partition, 0) + run.offset - run.batch.offsets.start
         return counts
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """These offsets are committed."""
+        """Forget the handled offsets that are committed."""
         for partition, offset in offsets.items():
             if self.handled.get(partition, offset) <= offset:
                 self.handled.pop(partition, None)
 
     def committed_by_hand(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The caller committed these offsets: they are handled even if a loop ends there."""
+        """Count these offsets as handled, because the caller committed them, even if a loop ends there."""
         self._by_hand.update(offsets)
 
     # --- files -----------------------------------------------------------------------------------
@@ -292,7 +283,7 @@ class Delivery(NotCopyable):
         while self._cursors:
             partition, cursor = self._cursors.popitem()
             cursor.close()
-            self._place.logs[partition].release_files()
+            self._directory.logs[partition].release_files()
 
     def _prepare(self) -> None:
         """Drop blocks and cursors that no longer match the positions."""
@@ -325,7 +316,7 @@ class Delivery(NotCopyable):
         return False
 
     def _read_block(self, partition: TopicPartition) -> list[Batch]:
-        log = self._place.logs[partition]
+        log = self._directory.logs[partition]
         try:
             self._listen(partition)
             cursor = self._cursors.get(partition)
@@ -348,7 +339,7 @@ class Delivery(NotCopyable):
 
     def _listen(self, partition: TopicPartition) -> None:
         """Let a writer in this process report when it has published: the system's report comes too early."""
-        writer = self._place.logs[partition].writer
+        writer = self._directory.logs[partition].writer
         if writer is not None and writer is not self._heard.get(partition):
             writer.listen(self._observer.bell(partition))
             self._heard[partition] = writer
@@ -358,11 +349,11 @@ class Delivery(NotCopyable):
         if partition in self._cursors:
             self._cursors.move_to_end(partition)
         elif len(self._positions) > _MOST_OPEN:
-            self._place.logs[partition].release_files()
+            self._directory.logs[partition].release_files()
         while len(self._cursors) > _MOST_OPEN:
             other, cursor = self._cursors.popitem(last=False)
             cursor.close()
-            self._place.logs[other].release_files()
+            self._directory.logs[other].release_files()
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         self._moved[partition] = None

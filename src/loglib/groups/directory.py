@@ -1,6 +1,6 @@
 """Directory: the directory of a consumer group, and the logs that the group reads.
 
-Invariant: an existing directory `groups/<name>` is whole: it is built aside, synced, and renamed. A group
+Invariant: an existing directory `groups/<name>` is complete: it is built aside, synced, and renamed. A group
 has one directory, in one of its topics. Each of its other topics has a file that names that topic.
 
     groups/<name>/members/     the live members: members.py
@@ -11,8 +11,8 @@ has one directory, in one of its topics. Each of its other topics has a file tha
 
     groups/<name>              in the directories of the other topics: a `_Pointer` as JSON
 
-A topic that was moved stays the same topic: the group knows its topics by their log ids. A copy of one of its topics
-beside the original is not a topic of the group, as long as the original is one.
+A topic that was moved is still the same topic: the group knows its topics by their log ids. A copy of one of its topics
+beside the original is not a topic of the group while the original is one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from ..config.arguments import Start, check_names, parse_start
 from ..config.policies import NAME, Durability
 from ..errors import CorruptLogError, GroupElsewhereError, GroupNotFoundError, LogError, LogMovedError
 from ..log import catalog, copy_role
+from ..log.lag import Lag, measure_lag
 from ..log.log import Log
 from ..log.lookup import resolve
 from ..log.topic_file import NAME as DESCRIPTION
 from ..log.topic_file import new_aside, partition_directory, put_in_place, read
 from ..system.files import Files
 from .assignment import TopicPartition
+from .commit_log import Entries, LogPartition
 from .lock_file import readable_by_all
-from .offsets import Entries, LogPartition, Offsets, make_offsets
+from .offsets import Offsets, make_offsets
 
 __all__ = [
     "ALL", "GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "check_logs_differ", "group_names",
@@ -65,9 +67,9 @@ def group_names(files: Files, topic_path: str) -> list[str]:
 
 
 def stored_groups(files: Files, parent: str) -> list[str]:
-    """The names in a topic's directory of groups that stand for a group, sorted: its directory, or a pointer to it.
+    """The groups that have a directory or a pointer in a topic's directory of groups, sorted.
 
-    What others have put there is passed over. The list is empty without the directory.
+    Other names are ignored. The list is empty without the directory.
     """
     try:
         return sorted(name for name in files.listdir(parent) if _kind(files, parent, name) is not None)
@@ -76,11 +78,11 @@ def stored_groups(files: Files, parent: str) -> list[str]:
 
 
 def _kind(files: Files, parent: str, name: str) -> str | None:
-    """What a name in a directory of groups stands for; None if no group has put it there."""
+    """The kind of a name in a directory of groups: a group's directory or a pointer; None if it is neither."""
     path = os.path.join(parent, name)
     if not NAME.fullmatch(name) or name.startswith("."):
         return None
-    with suppress(FileNotFoundError, PermissionError, CorruptLogError):  # just deleted, or a file of another kind
+    with suppress(FileNotFoundError, PermissionError, CorruptLogError):  # just deleted, or not a regular file
         if not files.is_directory(path):
             return _POINTER if _read_pointer(files, path) != _NO_POINTER else None
         return _DIRECTORY if _holds_a_group(files, path) else None
@@ -88,7 +90,7 @@ def _kind(files: Files, parent: str, name: str) -> str | None:
 
 
 def _holds_a_group(files: Files, path: str) -> bool:
-    """Whether the directory is that of a group, perhaps a damaged one. What may not be entered counts as a group."""
+    """True if the directory is that of a group, perhaps a damaged one, or may not be entered."""
     try:
         return any(files.exists(os.path.join(path, each)) for each in _PARTS)
     except PermissionError:
@@ -113,17 +115,17 @@ def _check_here(files: Files, topic_path: str) -> None:
 
 
 class GenerationFence(Protocol):
-    """Commits of a group that are part of transactions, as a new owner of a partition must know them."""
+    """Commits of a group that are part of transactions, for a new owner of a partition."""
 
-    def known_generations(self, place: GroupDirectory) -> Mapping[str, int]:
-        """The highest generation of each partition in a transaction or its fence, by its name in `owners`."""
+    def known_generations(self, directory: GroupDirectory) -> Mapping[str, int]:
+        """The highest generation of each partition in a transaction or a fence, by the name of its owner's file."""
 
-    def fence(self, place: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
+    def fence(self, directory: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
         """End the transactions of former owners, and return the commits of those that are not applied yet."""
 
 
 class GroupDirectory(NamedTuple):
-    """One group's directory, and the facts that its members share."""
+    """A group's directory, and the facts that its members share."""
 
     files: Files
     topic_path: str  # of the topic that contains the group's directory
@@ -134,7 +136,7 @@ class GroupDirectory(NamedTuple):
     permissions: int
     clock: Callable[[], int]  # microseconds UTC
     transactions: GenerationFence
-    track: tuple[Callable[[Callable[[str], None]], object], ...]  # ends a member with a topic; returns it
+    track: tuple[Callable[[Callable[[str], None]], object], ...]  # ends a member when a topic is closed; returns it
     find_logs: Callable[[], Mapping[TopicPartition, Log]] = dict  # with those of partitions that were added
     other_paths: tuple[str, ...] = ()  # of the other topics
 
@@ -155,7 +157,7 @@ class GroupDirectory(NamedTuple):
         return str(LogPartition(self.logs[partition].identity.log_id, partition.partition))
 
     def names(self) -> dict[LogPartition, TopicPartition]:
-        """The partitions of the group as they are called now."""
+        """The present names of the group's partitions."""
         return {LogPartition(log.identity.log_id, each.partition): each for each, log in self.logs.items()}
 
     def take_in_added(self) -> list[TopicPartition]:
@@ -166,7 +168,7 @@ class GroupDirectory(NamedTuple):
 
     @property
     def descriptions(self) -> list[str]:
-        """The files that say how many partitions the topics have."""
+        """The files with the numbers of partitions of the topics."""
         return [os.path.join(path, DESCRIPTION) for path in (self.topic_path, *self.other_paths)]
 
     @property
@@ -187,16 +189,31 @@ class GroupDirectory(NamedTuple):
             self.logs[each].release_files()  # so that few of a thousand logs have open files
         return offsets
 
+    def lag(
+        self, entries: Entries, *, first: Callable[[TopicPartition], int], count_records: bool
+    ) -> dict[TopicPartition, Lag]:
+        """The lag of each partition from its commit in `entries`, or without a commit from its `first` offset."""
+        lags: dict[TopicPartition, Lag] = {}
+        for partition, log in self.logs.items():
+            entry, offset = entries.get(partition), None
+            if entry is not None and entry.log_id == log.identity.log_id:
+                offset = entry.offset
+            if offset is None:
+                offset = first(partition)
+            lags[partition] = measure_lag(log, offset, now_us=self.clock(), count_records=count_records)
+            log.release_files()  # so that few of a thousand logs have open files
+        return lags
+
     def exists(self) -> bool:
-        """Whether the group exists here; `GroupElsewhereError` if another topic keeps it."""
+        """True if the group exists here; `GroupElsewhereError` if another topic has it."""
         check_names(self.name)
         if not self.files.exists(self.path):
             return False
         if self.files.is_directory(self.path):
             return _holds_a_group(self.files, self.path)
         pointer = _read_pointer(self.files, self.path)
-        keeper = self._keeper(pointer)
-        raise GroupElsewhereError(self.path, self.name, os.path.basename(keeper) if keeper else pointer.topic)
+        topic = self._topic_of(pointer)
+        raise GroupElsewhereError(self.path, self.name, os.path.basename(topic) if topic else pointer.topic)
 
     def require(self) -> None:
         """`GroupNotFoundError` if the group does not exist."""
@@ -204,7 +221,7 @@ class GroupDirectory(NamedTuple):
             raise GroupNotFoundError(self.topic_path, self.name, group_names(self.files, self.topic_path))
 
     def at(self, topic: str) -> GroupDirectory:
-        """The same group's place in another topic beside this one; `GroupNotFoundError` if there is no such topic."""
+        """The group's directory in another topic beside this one; `GroupNotFoundError` if there is no such topic."""
         path = os.path.join(os.path.dirname(self.topic_path), topic)
         described = read(self.files, path) if NAME.fullmatch(topic) else None
         if described is None:
@@ -212,21 +229,21 @@ class GroupDirectory(NamedTuple):
         return self._replace(topic_path=path, log_id=described[0])
 
     def check_role(self) -> None:
-        """`NotLeaderError` if nobody may change the group here: it is a copy, or a topic of it has lost its place."""
+        """`NotLeaderError` if the group may not change here: it is a copy, or one of its topics no longer leads."""
         for path in (self.topic_path, *self.other_paths):
             parent, group = os.path.join(path, GROUPS), os.path.join(path, GROUPS, self.name)
-            found = copy_role.read(self.files, path)
+            role = copy_role.read(self.files, path)
             copied, all_copied = (self.files.exists(os.path.join(*each)) for each in ((group, MIRRORED), (parent, ALL)))
-            if found is None or (found.role == copy_role.REPLICA and not copied and not all_copied):
+            if role is None or (role.role == copy_role.REPLICA and not copied and not all_copied):
                 continue  # a topic, or the first of its directories
             action = copy_role.JOIN_COPIED if copied else copy_role.JOIN
-            if found.role not in action.roles:
-                raise copy_role.refusal(group if copied else path, found, action)
+            if role.role not in action.roles:
+                raise copy_role.refusal(group if copied else path, role, action)
 
     def make(self) -> None:
-        """Make the group's directory if there is none. It and its name are synced, whichever process made it.
+        """Make the group's directory if there is none. It and its name are synced, also if another process made it.
 
-        `NotLeaderError` as `check_role` says: then nothing is made.
+        Nothing is made if `check_role` raises `NotLeaderError`.
         """
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
         self.check_role()
@@ -261,19 +278,19 @@ class GroupDirectory(NamedTuple):
         files.sync_directory(aside)
 
     def _point_here(self, topic_path: str) -> None:
-        """Write in another topic's directory that this topic keeps the group. Synced."""
+        """Write a pointer to this topic in another topic's directory. Synced."""
         files, parent = self.files, os.path.join(topic_path, GROUPS)
         path, first = os.path.join(parent, self.name), os.path.basename(self.topic_path)
-        mine = _Pointer(first, self.log_id.hex(), os.path.basename(topic_path))
-        found = _read_pointer(files, path) if files.exists(path) and not files.is_directory(path) else None
-        if found is not None and found != mine and not self._may_replace(found, topic_path):
-            raise GroupElsewhereError(path, self.name, found.topic)
+        pointer = _Pointer(first, self.log_id.hex(), os.path.basename(topic_path))
+        old = _read_pointer(files, path) if files.exists(path) and not files.is_directory(path) else None
+        if old is not None and old != pointer and not self._is_outdated(old, topic_path):
+            raise GroupElsewhereError(path, self.name, old.topic)
         try:
-            if found != mine and not (files.exists(path) and files.is_directory(path)):
+            if old != pointer and not (files.exists(path) and files.is_directory(path)):
                 self._make_parent(parent)
                 aside = self._aside(parent)
-                files.write_new(aside, json.dumps(mine._asdict()).encode(), readable_by_all(self.permissions))
-                with suppress(IsADirectoryError):  # a group of this name was meanwhile made there
+                files.write_new(aside, json.dumps(pointer._asdict()).encode(), readable_by_all(self.permissions))
+                with suppress(IsADirectoryError):  # another process has made a group of this name there
                     files.rename(aside, path)
                 files.sync_directory(topic_path)
                 files.sync_directory(parent)
@@ -285,15 +302,15 @@ class GroupDirectory(NamedTuple):
         if files.is_directory(path):
             raise GroupElsewhereError(path, self.name, os.path.basename(topic_path))
 
-    def _may_replace(self, pointer: _Pointer, topic_path: str) -> bool:
-        """Whether a file that names another topic, or another name, is only old: topics were moved or copied."""
+    def _is_outdated(self, pointer: _Pointer, topic_path: str) -> bool:
+        """True if the pointer in a topic differs only because topics were moved or copied since it was written."""
         if self._is_original_of(topic_path, pointer.of):
             return True  # the file was copied with its topic
-        keeper = self._keeper(pointer)
-        return keeper is not None and _same_directory(self.files, keeper, self.topic_path)
+        topic = self._topic_of(pointer)
+        return topic is not None and _same_directory(self.files, topic, self.topic_path)
 
-    def _keeper(self, pointer: _Pointer) -> str | None:
-        """The path of the topic that a pointer means: by its name, or by its log id if it was moved."""
+    def _topic_of(self, pointer: _Pointer) -> str | None:
+        """The path of the topic to which a pointer leads: by its name, or by its log id if it was moved."""
         files, parent = self.files, os.path.dirname(self.topic_path)
         named = os.path.join(parent, pointer.topic)
         if NAME.fullmatch(pointer.topic) and _log_id_at(files, named) == pointer.log_id:
@@ -305,7 +322,7 @@ class GroupDirectory(NamedTuple):
         return None
 
     def _is_original_of(self, topic_path: str, name: str) -> bool:
-        """Whether a topic of this name stands beside, and has the log of the topic at the path, which is its copy."""
+        """True if the topic at the path is a copy of one with this name beside it: both have the same log."""
         original = os.path.join(os.path.dirname(topic_path), name)
         if not NAME.fullmatch(name) or _same_directory(self.files, original, topic_path):
             return False
@@ -313,18 +330,18 @@ class GroupDirectory(NamedTuple):
         return log_id is not None and log_id == _log_id_at(self.files, topic_path)
 
     def _check_moved(self, before: str, now: TopicPartition) -> None:
-        """`LogError` if the topic with the commits is not the one that was given, but a copy of it."""
+        """`LogError` if the given topic is a copy of the topic with the commits."""
         path = next((each for each in self.other_paths if os.path.basename(each) == now.topic), None)
         if path is None or not self._is_original_of(path, before):  # the first topic has its own commits
             return
         original = os.path.join(os.path.dirname(path), before)
         pointer = os.path.join(original, GROUPS, self.name)
-        if not self.files.exists(pointer) or not self._may_replace(_read_pointer(self.files, pointer), original):
+        if not self.files.exists(pointer) or not self._is_outdated(_read_pointer(self.files, pointer), original):
             return  # the original is not in this group
         raise LogError(
             f"{path} is a copy of {original}, whose commits group {self.name} has: a group reads a log in one "
-            f"directory. Give {before}, or choose another group name; if the copy is to take the place of {before} "
-            f"in the group, remove {pointer}"
+            f"directory. Give {before}, or choose another group name; if the copy is to replace {before} in the group, "
+            f"remove {pointer}"
         )
 
     def remove(self) -> None:
@@ -350,14 +367,14 @@ class GroupDirectory(NamedTuple):
 
 
 class _Pointer(NamedTuple):
-    """What a topic's directory says of a group that another topic keeps; the fields are those of the file."""
+    """A file in a topic that names the topic with the group's directory; the fields are those of the file."""
 
-    topic: str  # the name of the topic that keeps the group
+    topic: str  # the name of the topic that has the group's directory
     log_id: str  # of that topic
     of: str  # the name of the topic with this file
 
 
-_NO_POINTER = _Pointer("another", "", "")  # what a file says that names no topic
+_NO_POINTER = _Pointer("another", "", "")  # of a file that names no topic
 
 
 def _read_pointer(files: Files, path: str) -> _Pointer:
@@ -376,7 +393,7 @@ def _log_id_at(files: Files, path: str) -> str | None:
 
 
 def _same_directory(files: Files, one: str, other: str) -> bool:
-    """Whether two paths lead to the same topic, perhaps through links."""
+    """True if two paths lead to the same topic, perhaps through links."""
     try:
         facts, others = (files.facts(partition_directory(path, 0)) for path in (one, other))
     except OSError:

@@ -1,20 +1,10 @@
-"""Group: one member of a consumer group. It finds the other members, owns partitions, reads and commits.
+"""Group: one member of a consumer group, as its users know it: it yields records and commits.
 
-Invariant: only handled records (delivery.py) are committed. A process that dies between any two
-instructions loses no record, and its uncommitted records are read again. Only the owner of a partition
-(owners.py) reads it and commits for it. The owner starts at the last commit.
+Invariant: only handled records (delivery.py) are committed, and only by the owner of their partition (membership.py).
+A process that dies between any two instructions loses no record, and its uncommitted records are read again.
 
-Every member does the same on its own: it lists the members (members.py), computes the assignment
-(assignment.py), releases the partitions that it should not own, and claims the ones that it should own
-as soon as they are free. A member does this while it asks for records. A member that is busy with a
-record keeps its partitions until it asks again, however long that takes.
-
-A member takes in the partitions that are added to its topics, as soon as the system reports that a topic's
-description was replaced, and at each look.
-
-A member looks when the system reports that the file of a member or an owner was created, removed or
-closed. The system closes the files of a process that dies. A lock is released a moment after its file is
-closed, so a member looks several times after a report. Without a report it looks rarely.
+A member looks at the others, and so claims and releases partitions, while it asks for records. A member that is busy
+with a record keeps its partitions until it asks again, however long that takes.
 
 Threads: a group belongs to one thread. `close` may be called from any thread, and ends the iteration.
 A call in the middle of another call (from a signal handler) is refused, except `close`. Only `on_assign`
@@ -24,27 +14,19 @@ and `on_revoke` may call the group, and they may not ask for records.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import repeat
-from typing import Any, Generic, Literal, NoReturn, Self, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypedDict, TypeVar
 
 from ..config.arguments import Start, check_count, check_timeout, partition_number
 from ..config.policies import microseconds
-from ..errors import (
-    ForkedHandleError,
-    LogClosedError,
-    LogError,
-    OffsetOutOfRangeError,
-    StaleGenerationError,
-    StorageIOError,
-    is_out_of_descriptors,
-)
+from ..errors import ForkedHandleError, LogClosedError, LogError, OffsetOutOfRangeError
 from ..format.batch import Batch
 from ..format.display import Shown
 from ..format.record import Record
@@ -53,46 +35,55 @@ from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from ..system.process import in_child
-from .assignment import STRATEGIES, TopicPartition, assign
+from .assignment import STRATEGIES, TopicPartition
+from .commit_log import Commit, Entries, commits_of
 from .delivery import Delivery, Run, Way
 from .directory import GroupDirectory
-from .lag import lag_of_group
-from .members import Member, Membership, new_member_name
-from .offsets import Commit, Entry, merged
-from .owners import Ownership, read_owner
-from .prepared_commit import PreparedCommit
+from .members import new_member_name
+from .membership import Listener, Membership
+from .offsets import Offsets
 from .start_position import StartPosition
 
-__all__ = ["POLLED_RECORDS", "AnyGroup", "CommitPolicy", "Group", "OnChange", "TopicsGroup"]
+__all__ = [
+    "POLLED_RECORDS", "AnyGroup", "CommitPolicy", "Group", "GroupOptions", "OnChange", "PreparedCommit", "TopicsGroup",
+]  # fmt: skip
 
 CommitPolicy = str | float | timedelta  # "after", "manual", or an interval
 OnChange = Callable[[list[Any]], object]
 
-# How often a member looks at the others without a report. It costs about 0.1 % of a CPU.
-_LOOK_S = 2.0
-# After this many looks a member checks that it still holds its files. Normally the system reports an eviction.
-_LOOKS_A_CHECK = 5
-# How often a member looks on a system that reports nothing.
-_UNTOLD_LOOK_S = 0.05
-# How often a member computes the assignment although the members are the same.
-_ARRANGE_S = 10.0
-# The times of the looks after a report. A dying process releases its locks after the report, one file at a time.
-_LOOKS_S = (0.0, 0.001, 0.004, 0.016, 0.064, 0.25)
-# How often a member that always has records reads the reports.
-_ASK_S = 0.01
 # With commit="after": how often handled records are committed, while the member asks for records or waits for them.
 _COMMIT_AFTER_S = 0.1
 # The most records of one poll, by default.
 POLLED_RECORDS = 512
-_MEMBERS, _OWNERS = "members", "owners"  # the observer's names for these directories
-
 
 _in_child = in_child()
 
 Handed = TypeVar("Handed")  # one record as the caller gets it
 HandedBatch = TypeVar("HandedBatch")
 Key = TypeVar("Key")  # the caller's name for a partition
-Fact = TypeVar("Fact")
+Value = TypeVar("Value")
+
+
+class GroupOptions(TypedDict, total=False):
+    """The options of a member, which `Topic.group` explains. `AnyGroup` has their defaults."""
+
+    start: Start
+    member: str | None
+    commit: CommitPolicy
+    strategy: Literal["range", "sticky"]
+    on_assign: OnChange | None
+    on_revoke: OnChange | None
+    on_out_of_range: Literal["raise", "start"]
+
+
+class PreparedCommit(NamedTuple):
+    """A commit that a transaction makes, together with records. Preparing it writes nothing."""
+
+    directory: GroupDirectory
+    entries: Entries
+    offsets: Offsets  # the member's
+    check: Callable[[], None]  # `StaleGenerationError` if the member no longer owns the partitions; before the commit
+    done: Callable[[], None]  # to be called when the commit is made
 
 
 class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
@@ -100,7 +91,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     def __init__(
         self,
-        place: GroupDirectory,
+        directory: GroupDirectory,
         *,
         start: Start = "begin",
         member: str | None = None,
@@ -114,55 +105,30 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             raise ValueError(f"strategy must be one of {sorted(STRATEGIES)}, not {strategy!r}")
         if on_out_of_range not in ("raise", "start"):
             raise ValueError(f'on_out_of_range must be "raise" or "start", not {on_out_of_range!r}')
-        self.name = place.name
+        self.name = directory.name
         self.member = new_member_name() if member is None else member
         self._commit_every = _commit_interval(commit)
-        self._place = place
-        self._beginning = StartPosition(place, start, self.member, restart=on_out_of_range == "start")
-        self._strategy = strategy
-        self._on_assign = on_assign
-        self._on_revoke = on_revoke
+        self._directory = directory
+        start_position = StartPosition(directory, start, self.member, restart=on_out_of_range == "start")
         self._closed: LogClosedError | None = None
         self._why = ""  # why the group is closed, if one of its topics was closed
         self._using = threading.RLock()  # held while files are in use; close() from another thread sees it
         self._working = threading.Lock()  # held during a call; a call in the middle of it sees it
-        self._calling = False  # on_assign or on_revoke is running, and may call the group
-        self._live: dict[str, Member] = {}
-        self._revoking = False  # on_revoke is running
-        self._waiting = False  # another member has not yet released a partition of this member
-        self._unsettled = False  # a member does not yet own all its partitions
-        self._lost: StaleGenerationError | None = None  # since the member last asked for records
-        self._untold: list[TopicPartition] = []  # claimed, but on_assign has not returned
-        self._look_at = 0.0
-        self._looks = iter(_LOOKS_S)
-        self._ask_at = 0.0
-        self._check_at = 0.0
-        self._looked = False
-        self._arrange_at = 0.0
         self._commit_at = 0.0
-        place.make()
-        with ExitStack() as made:
-            self._offsets = place.offsets()
-            made.callback(self._offsets.close)
-            self._observer = Observer(use_inotify=place.files.real)
-            made.callback(self._observer.close)
-            self._observer.observe_directory(_MEMBERS, place.members)
-            self._observer.observe_directory(_OWNERS, place.owners)
-            for path in place.descriptions:
-                self._observer.observe_file(path, path)
+        directory.make()
+        with ExitStack() as opened:
+            self._observer = Observer(use_inotify=directory.files.real)
+            opened.callback(self._observer.close)
+            self._delivery = Delivery(directory, self._observer)
             self._membership = Membership(
-                place.files, place.members, self.member, place.topics, place.permissions, strategy=strategy
-            )
-            made.callback(self._membership.leave)
-            self._membership.check_strategy(place.name)
-            made.pop_all()
-        self._progress = Delivery(place, self._observer)
-        self._ownership = Ownership(
-            place.files, place.owners, self.member, place.permissions, place.owner_file
-        )
+                directory, self.member, strategy, start_position, self._delivery, self._observer,
+                commits_itself=self._commit_every is not None,
+                on_assign=self._with_keys(on_assign), on_revoke=self._with_keys(on_revoke),
+            )  # fmt: skip
+            opened.pop_all()
         self._left = False
         _in_child.add(self._abandon_in_child)
-        self._topics = [track(self._end) for track in place.track]  # a topic closes itself when nothing refers to it
+        self._topics = [track(self._end) for track in directory.track]  # a topic closes itself if nothing refers to it
 
     def __enter__(self) -> Self:
         return self
@@ -175,9 +141,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             # The locks are released now. Handled records are not committed, because garbage collection may run
             # in the middle of any operation.
             self._left = True
-            self._ownership.abandon()
             self._membership.abandon()
-            self._offsets.abandon()
             said = f"group {self.name}, member {self.member}, was not closed"
             warnings.warn(said, ResourceWarning, stacklevel=2, source=self)
 
@@ -202,7 +166,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         removed the group's next record (see `on_out_of_range`). Closing the group ends the loop. If the
         topic is closed, a loop with a timeout raises `LogClosedError`.
         """
-        progress = self._progress
+        delivery = self._delivery
         while (run := self._next(timeout, "one by one")) is not None:
             if self._closed is not None:  # another thread has just closed it
                 run.cut()
@@ -213,7 +177,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                     yield from self._shown(run.partition, few)
                     came_back = True
             finally:
-                progress.leave(run, came_back=came_back)
+                delivery.leave(run, came_back=came_back)
             del run, few  # so that the next records reuse memory that is in the processor's cache
 
     def poll(self, *, max_records: int = POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
@@ -232,7 +196,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     def batches(self, timeout: float | None = None) -> Iterator[HandedBatch]:
         """Like `follow`, but yields batches: whole columns instead of single records."""
-        progress = self._progress
+        delivery = self._delivery
         while (run := self._next(timeout, "batch")) is not None:
             came_back = False
             try:
@@ -241,7 +205,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                 yield shown
                 came_back = True
             finally:
-                progress.leave(run, came_back=came_back)
+                delivery.leave(run, came_back=came_back)
 
     @abstractmethod
     def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Handed]:
@@ -255,11 +219,11 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         """Wait for the next records and return them; None after `timeout` seconds without a record."""
         check_timeout(timeout)
         deadline = None if timeout is None else monotonic() + timeout
-        found = None
+        run = None
         try:
             with self._use(asking=True):
-                self._progress.settle()
-                found = self._find(deadline, way, most)
+                self._delivery.settle()
+                run = self._wait_for_run(deadline, way, most)
         except LogClosedError:
             if self._closed is None:
                 raise
@@ -268,130 +232,86 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             raise self._closed
         if self._why and timeout is not None:  # None would mean that no record came
             raise LogClosedError(self._why)
-        return found if self._closed is None else None
+        return run if self._closed is None else None
 
-    def _find(self, deadline: float | None, way: Way, most: int | None) -> Run | None:
-        asked = False  # since the last wait
+    def _wait_for_run(self, deadline: float | None, way: Way, most: int | None) -> Run | None:
+        membership, delivery = self._membership, self._delivery
+        has_read_reports = False  # since the last wait
         while self._closed is None:
             now = monotonic()
-            if now >= self._ask_at:
-                self._ask(now)
-                asked = True
-            if now >= self._look_at:
-                self._check_members(now)
-            self._tell_assigned()
-            self._commit_if_due(now)
+            has_read_reports |= membership.act(now)
+            if self._commit_every is not None and delivery.handled and now >= self._commit_at:
+                membership.commit(dict(delivery.handled))
+                self._commit_at = monotonic() + self._commit_every
             try:
-                run = self._progress.take(way, most)
+                run = delivery.take(way, most)
             except OffsetOutOfRangeError:  # retention has overtaken this member
-                overtaken = self._progress.overtaken() if self._beginning.restart else []
+                overtaken = delivery.overtaken() if membership.start.restart else []
                 if not overtaken:
                     raise
-                self._start_again(overtaken)
+                membership.start_again(overtaken)
                 continue
             if run is not None:
                 return run
-            if not asked:
-                self._ask_at = 0.0
-                continue
-            if deadline is not None and now >= deadline:
-                return None
-            self._observer.wait(self._until(deadline))
-            self._ask_at, asked = 0.0, False
+            if has_read_reports:
+                if deadline is not None and now >= deadline:
+                    return None
+                self._observer.wait(self._until(deadline))
+                has_read_reports = False
+            membership.read_reports_next()
         return None
 
     def _until(self, deadline: float | None) -> float:
         """Seconds until something is due: a look at the other members, a commit, or the deadline."""
-        until = [self._look_at]
+        until = [self._membership.look_at]
         if deadline is not None:
             until.append(deadline)
-        if self._progress.handled and self._commit_every is not None:
+        if self._delivery.handled and self._commit_every is not None:
             until.append(self._commit_at)
         return max(0.0, min(until) - monotonic())
-
-    def _ask(self, now: float) -> None:
-        """Act on the system's reports."""
-        changes = self._observer.changed()
-        if changes:
-            self._progress.changed(changes)
-            if _OWNERS in changes:
-                self._apply_owner_changes(now, changes[_OWNERS])
-            if _MEMBERS in changes and self._observer.reports:
-                self._check_members_soon(now)
-            if not changes.keys().isdisjoint(self._place.descriptions):
-                self._take_in_added()
-        self._ask_at = now + _ASK_S
-
-    def _take_in_added(self) -> None:
-        """Take in the partitions that were added to the topics, and share them soon."""
-        added = self._place.take_in_added()
-        if added:
-            self._beginning.added.update(added)
-            self._offsets.use_names(self._place.names())
-            self._look_at = self._arrange_at = 0.0
-
-    def _apply_owner_changes(self, now: float, names: set[str]) -> None:
-        if not self._observer.reports:
-            return
-        if self._waiting or self._strategy == "sticky" or not names:
-            self._check_members_soon(now)
-        for each in self._ownership.owned():
-            if self._place.owner_file(each) in names and self._ownership.generation(each) is None:
-                self._look_at = self._check_at = now
-
-    def _check_members_soon(self, now: float) -> None:
-        self._looks = iter(_LOOKS_S)
-        self._look_at = min(self._look_at, now + next(self._looks, _LOOK_S))
-
-    def _start_again(self, partitions: list[TopicPartition]) -> None:
-        """Go to the start of a group without a commit."""
-        starts = {each: self._beginning.first(each, {}) for each in partitions}
-        self._commit(starts)
-        self._progress.add(starts)
 
     # --- places -----------------------------------------------------------------------------------
 
     def tell(self) -> dict[Key, int]:
         """The offset of the next record, for each partition that this member owns."""
-        return self._by_key(self._progress.next_offsets())
+        return self._by_key(self._delivery.next_offsets())
 
     def seek(self, start: Start | Mapping[Any, Start]) -> None:
         """Go to a start in all owned partitions, or in those of a mapping. It is committed like other progress."""
+        membership = self._membership
         with self._use():
             self._check_open()
-            if not self._looked:  # before the first request for records the member owns nothing
-                self._check_members(monotonic())
-                self._tell_assigned()
+            if not membership.looked:  # before the first request for records the member owns nothing
+                membership.look(monotonic())
+                membership.announce()
             named = {self._partition(key): each for key, each in start.items()} if isinstance(start, Mapping) else None
-            for partition in named or ():
-                self._require_owner(partition)
-            offsets = self._place.resolve(start if named is None else named, self._ownership.owned())
+            membership.check_owns(named or ())
+            offsets = self._directory.resolve(start if named is None else named, membership.ownership.owned())
             for partition, offset in offsets.items():
-                self._progress.seek(partition, offset)
+                self._delivery.seek(partition, offset)
 
     def pause(self, *partitions: Any) -> None:
         """Stop reading these partitions until `resume`. This member still owns them."""
         with self._use():
             for partition in self._owned_of(partitions):
-                self._progress.pause(partition)
+                self._delivery.pause(partition)
 
     def resume(self, *partitions: Any) -> None:
         """Continue paused partitions at the next record."""
         with self._use():
             for partition in self._owned_of(partitions):
-                self._progress.resume(partition)
+                self._delivery.resume(partition)
 
     def _owned_of(self, keys: Iterable[Any]) -> list[TopicPartition]:
         self._check_open()
         partitions = [self._partition(key) for key in keys]
-        for partition in partitions:
-            self._require_owner(partition)
+        self._membership.check_owns(partitions)
         return partitions
 
     # --- committing ----------------------------------------------------------------------------------
 
     def commit(self, what: Handed | Mapping[Any, int] | None = None, *, meta: str = "") -> None:
-        """Commit how far the group has read; durable when it returns (with durability "disk").
+        """Commit the group's progress; durable when it returns (with durability "disk").
 
         `what` is one of:
 
@@ -401,27 +321,25 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
         `meta` is text that is kept with the commit; `committed()` returns it.
 
-        Raises `StaleGenerationError` if this member no longer owns a partition. After that error it raises
-        again until the member asks for records. Raises `OffsetOutOfRangeError` or `InvalidOffsetError` for
-        an offset where no record of the log begins, and `LogError` in a signal handler that interrupted
-        another call.
+        Raises `StaleGenerationError` if this member no longer owns a partition, and then in each call until the
+        member asks for records. Raises `OffsetOutOfRangeError` or `InvalidOffsetError` for an offset where no
+        record of the log begins, and `LogError` in a signal handler that interrupted another call.
         """
         if not isinstance(meta, str):
             raise TypeError(f"meta must be text, not {meta!r}")
         with self._use():
             self._check_open()
-            if self._lost is not None:
-                raise StaleGenerationError(self.name, self.member, self._lost.partition)
+            self._membership.check_not_lost()
             offsets = self._asked(what)
-            if not offsets and not self._membership.is_valid():
-                raise StaleGenerationError(self.name, self.member)
-            self._commit(offsets, meta)
-            self._progress.committed_by_hand(offsets)
+            if not offsets and not self._membership.file.is_valid():
+                raise self._membership.stale()
+            self._membership.commit(offsets, meta)
+            self._delivery.committed_by_hand(offsets)
 
     def committed(self) -> dict[Key, Commit]:
         """The last commit of each partition that has one, by any member."""
-        found = {each: entry.commit() for each, entry in self._entries().items() if each in self._place.logs}
-        return self._by_key({each: commit for each, commit in found.items() if commit is not None})
+        commits = commits_of(self._entries())
+        return self._by_key({each: commit for each, commit in commits.items() if each in self._directory.logs})
 
     def lag(self, *, count_records: bool = False) -> dict[Key, Lag]:
         """The group's lag for each partition, owned or not: from the last commit to the flushed end.
@@ -431,35 +349,35 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         entries = self._entries()
 
         def first(partition: TopicPartition) -> int:
-            return self._beginning.first(partition, entries)
+            return self._membership.start.first(partition, entries)
 
-        return self._by_key(lag_of_group(self._place, entries, first=first, count_records=count_records))
+        return self._by_key(self._directory.lag(entries, first=first, count_records=count_records))
 
     @property
     def assignment(self) -> list[Key]:
         """The partitions that this member owns, sorted."""
-        return [self._key(each) for each in self._ownership.owned()]
+        return [self._key(each) for each in self._membership.ownership.owned()]
 
     @property
     def topics(self) -> list[str]:
         """The names of the group's topics, sorted."""
-        return self._place.topics
+        return self._directory.topics
 
     @property
     def handed_out(self) -> dict[Key, int]:
         """The number of records that this member has handed out, by partition, with repeated ones."""
-        return self._by_key(self._progress.handed_out())
+        return self._by_key(self._delivery.handed_out())
 
     @property
     def members(self) -> list[str]:
         """The names of all members, including this one."""
-        return sorted(self._membership.live())
+        return sorted(self._membership.file.live())
 
     def _asked(self, what: Any) -> dict[TopicPartition, int]:
         if what is None:
-            return self._progress.so_far()
+            return self._delivery.so_far()
         if isinstance(what, Mapping):
-            return self._place.resolve({self._partition(key): offset for key, offset in what.items()})
+            return self._directory.resolve({self._partition(key): offset for key, offset in what.items()})
         record, partition = self._record(what)
         return {partition: record.next_offset}
 
@@ -468,208 +386,53 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         """The record in what the caller passed to `commit`, and its partition."""
 
     def _transact(self, what: Any, meta: str) -> PreparedCommit:
-        """What `commit` with these arguments would commit, for a transaction to commit it."""
+        """Prepare what `commit` with these arguments would commit, for a transaction."""
+        membership = self._membership
         with self._use():
             self._check_open()
             if self._commit_every is not None:
                 raise ValueError(f"group {self.name} commits by itself; join it with commit='manual'")
-            if self._lost is not None:
-                raise StaleGenerationError(self.name, self.member, self._lost.partition)
+            membership.check_not_lost()
             offsets = self._asked(what)
-            entries = self._offsets.numbered(self._entries_of(offsets, meta))
-
-            def check() -> None:
-                for partition in entries:
-                    self._require_owner(partition)
+            entries = membership.offsets.numbered(membership.entries_of(offsets, meta))
 
             def done() -> None:
-                self._progress.committed(offsets)
-                self._progress.committed_by_hand(offsets)
+                self._delivery.committed(offsets)
+                self._delivery.committed_by_hand(offsets)
 
-            return PreparedCommit(self._place, entries, self._offsets, check, done)
+            check = partial(membership.check_owns, entries)
+            return PreparedCommit(self._directory, entries, membership.offsets, check, done)
 
-    def _entries(self) -> dict[TopicPartition, Entry]:
+    def _entries(self) -> Entries:
         with self._use():
             self._check_open()
-            self._take_in_added()
-            return self._offsets.entries()
-
-    def _commit_if_due(self, now: float) -> None:
-        if self._commit_every is not None and self._progress.handled and now >= self._commit_at:
-            self._commit(dict(self._progress.handled))
-            self._commit_at = monotonic() + self._commit_every
-
-    def _commit(self, offsets: Mapping[TopicPartition, int], meta: str = "") -> None:
-        if offsets:
-            self._write(self._entries_of(offsets, meta))
-            self._progress.committed(offsets)
-
-    def _entries_of(self, offsets: Mapping[TopicPartition, int], meta: str) -> dict[TopicPartition, Entry]:
-        now = self._place.clock()
-        entries: dict[TopicPartition, Entry] = {}
-        for partition, offset in offsets.items():
-            generation = self._ownership.claimed(partition)
-            if generation is None:
-                raise StaleGenerationError(self.name, self.member, str(partition))
-            history = self._progress.history(partition, offset)
-            log_id = self._place.logs[partition].identity.log_id
-            entries[partition] = Entry(offset, generation, log_id, history, meta, self.member, now)
-        return entries
-
-    def _write(self, entries: Mapping[TopicPartition, Entry]) -> None:
-        def fence() -> None:
-            for partition in entries:
-                self._require_owner(partition)
-
-        self._offsets.commit(entries, fence=fence)
-
-    def _require_owner(self, partition: TopicPartition) -> int:
-        generation = self._ownership.generation(partition)
-        if generation is None:
-            raise StaleGenerationError(self.name, self.member, str(partition))
-        return generation
-
-    # --- members and partitions ----------------------------------------------------------------------
-
-    def _check_members(self, now: float) -> None:
-        """List the members, then release and claim partitions accordingly."""
-        self._looked = True
-        if not self._membership.is_valid():
-            self._lose(self._ownership.owned())
-        if now >= self._check_at:
-            lost = [each for each in self._ownership.owned() if self._ownership.generation(each) is None]
-            if lost:
-                self._lose(lost, str(lost[0]))
-            self._check_at = now + _LOOKS_A_CHECK * _LOOK_S
-        self._lost = None
-        self._take_in_added()
-        live = self._membership.live()
-        if live != self._live or self._waiting or self._unsettled or now >= self._arrange_at:
-            self._rebalance(live)
-            self._arrange_at = now + _ARRANGE_S
-        self._look_at = now + self._until_next_look()
-
-    def _until_next_look(self) -> float:
-        soon = next(self._looks, None)
-        if soon is not None:
-            return min(soon, _LOOK_S)
-        self._offsets.fold()
-        return _LOOK_S if self._observer.reports else min(_UNTOLD_LOOK_S, _LOOK_S)
-
-    def _rebalance(self, live: dict[str, Member]) -> None:
-        place, owned = self._place, self._ownership.owned()
-        owners: dict[TopicPartition, str] = {}
-        if self._strategy == "sticky":
-            owners = {
-                each: read_owner(place.files, place.owners, place.owner_file(each)).member or "" for each in place.logs
-            }
-        readers = {name: member.topics for name, member in live.items()}
-        assignment = assign(STRATEGIES[self._strategy], place.logs, readers, owners)
-        due = assignment[self.member]
-        self._revoke([each for each in owned if each not in due])
-        self._claim([each for each in due if each not in owned])
-        self._live = live
-        self._waiting = self._ownership.owned() != due
-        # Other members may have computed with other owners. The group is settled when each member owns its share.
-        self._unsettled = bool(owners) and owners != {
-            each: name for name, share in assignment.items() for each in share
-        }
-
-    def _revoke(self, partitions: list[TopicPartition]) -> None:
-        if not partitions:
-            return
-        try:
-            if self._on_revoke is not None:
-                self._revoking = True
-                self._call(self._on_revoke, partitions)
-            if self._commit_every is not None:
-                handled = self._progress.handled
-                self._commit({each: handled[each] for each in partitions if each in handled})
-        finally:
-            self._revoking = False
-            self._release_partitions(partitions)
-
-    def _release_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        partitions = list(partitions)
-        self._untold = [each for each in self._untold if each not in partitions]
-        self._progress.drop(partitions)
-        self._ownership.release(each for each in partitions if self._ownership.claimed(each) is not None)
-
-    def _claim(self, partitions: list[TopicPartition]) -> None:
-        partitions = [each for each in partitions if self._ownership.is_free(each)]
-        if not partitions:
-            return
-        try:
-            entries = self._offsets.entries()
-            known, file_of = self._place.transactions.known_generations(self._place), self._place.owner_file
-            least = {
-                each: max(entries[each].generation if each in entries else 0, known.get(file_of(each), 0))
-                for each in partitions
-            }
-            claimed = [each for each in partitions if self._ownership.claim(each, at_least=least[each])]
-            if not claimed:
-                return
-            generations = {each: self._ownership.claimed(each) or 0 for each in claimed}
-            pending = self._place.transactions.fence(self._place, generations)
-            entries = merged([self._offsets.entries(), pending])  # including the last commit of the previous owner
-            beginnings = {}
-            for each, generation in generations.items():
-                beginnings[each] = self._beginning.after(entries, each, generation=generation)
-                self._place.logs[each].release_files()  # so that few of a thousand logs have open files
-            # Commit in the new generation: a later write of the previous owner (a stopped process) does not count.
-            self._write({each: entry for each, (_, entry) in beginnings.items()})
-            self._progress.add({each: offset for each, (offset, _) in beginnings.items()})
-            if self._on_assign is not None:
-                self._untold += claimed
-        except BaseException as error:
-            self._release_partitions(partitions)
-            if isinstance(error, OSError) and is_out_of_descriptors(error):
-                doing = f"claiming {len(partitions)} partitions, each with an open file; raise the limit (ulimit -n)"
-                plain = OSError(error.errno, os.strerror(error.errno or 0))
-                raise StorageIOError(self._place.path, plain, doing) from error
-            raise
-
-    def _tell_assigned(self) -> None:
-        """Call `on_assign` for claimed partitions; call it again if it raised."""
-        if self._untold and self._on_assign is not None:
-            self._call(self._on_assign, sorted(self._untold))
-            self._untold = []
-
-    def _call(self, listener: OnChange, partitions: Iterable[TopicPartition]) -> None:
-        """Call a listener, which may call the group."""
-        self._calling = True
-        try:
-            listener([self._key(each) for each in partitions])
-        finally:
-            self._calling = False
-
-    def _lose(self, lost: list[TopicPartition], partition: str = "") -> NoReturn:
-        """Drop partitions after an eviction, and raise. Other members may already read them."""
-        self._lost = StaleGenerationError(self.name, self.member, partition)
-        self._unsettled, self._live = True, {}
-        self._release_partitions(lost)
-        if lost and self._on_revoke is not None:
-            self._call(self._on_revoke, lost)
-        raise self._lost
+            self._membership.take_in_added()
+            return self._membership.offsets.entries()
 
     # --- names ---------------------------------------------------------------------------------------
 
+    @staticmethod
     @abstractmethod
-    def _key(self, partition: TopicPartition) -> Key:
+    def _key(partition: TopicPartition) -> Key:
         """The caller's name for a partition: its number, if the group has one topic."""
 
     @abstractmethod
     def _partition(self, key: Any) -> TopicPartition:
         """The partition of a caller's name; `ValueError` if the group does not have it."""
 
-    def _by_key(self, facts: Mapping[TopicPartition, Fact]) -> dict[Key, Fact]:
-        return {self._key(each): facts[each] for each in sorted(facts)}
+    def _with_keys(self, listener: OnChange | None) -> Listener | None:
+        """The listener for partitions. It does not refer to this group, which would then not be freed."""
+        key = self._key
+        return None if listener is None else lambda partitions: listener([key(each) for each in partitions])
+
+    def _by_key(self, values: Mapping[TopicPartition, Value]) -> dict[Key, Value]:
+        return {self._key(each): values[each] for each in sorted(values)}
 
     # --- end -----------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether this member has left the group."""
+        """True if this member has left the group."""
         return self._closed is not None
 
     def _end(self, why: str) -> None:
@@ -686,27 +449,25 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     @contextmanager
     def _use(self, *, asking: bool = False) -> Iterator[None]:
-        """Use the files. If another thread or a signal handler closes the group meanwhile, this call finishes it.
+        """Use the files. If another thread or a signal handler closes the group, this call leaves the group at its end.
 
         `LogError` in the middle of another call in this thread. A listener may call, except for records.
         """
+        membership = self._membership
         try:
             with self._using:
-                if self._working.locked():
-                    if asking or not self._calling:
-                        raise LogError(
-                            f"group {self.name} is in the middle of another call, which must return first: "
-                            "a signal handler may only call close(), and a listener may not ask for records"
-                        )
-                    self._calling = False
+                is_nested = self._working.locked()
+                if is_nested and (asking or not membership.in_listener):
+                    raise LogError(
+                        f"group {self.name} is in the middle of another call, which must return first: "
+                        "a signal handler may only call close(), and a listener may not ask for records"
+                    )
+                with nullcontext() if is_nested else self._working:
+                    membership.in_listener = False
                     try:
                         yield
                     finally:
-                        self._calling = True
-                else:
-                    with self._working:
-                        self._calling = False
-                        yield
+                        membership.in_listener = is_nested
         finally:
             if self._closed is not None:
                 self._finish()
@@ -724,18 +485,15 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
     def _release(self) -> None:
         if self._left:
             return
-        self._progress.put_back()
+        self._delivery.settle(asks=False)
         try:
-            if self._membership.is_valid():
-                self._revoke(self._ownership.owned())
+            self._membership.revoke_all()
         finally:
-            self._ownership.abandon()
-            with suppress(FileNotFoundError):  # the group's directory may be gone
-                self._membership.leave()
+            self._membership.leave()
             try:
-                self._offsets.close()
+                self._membership.offsets.close()
             finally:
-                self._progress.close()
+                self._delivery.close()
                 self._observer.close()
                 self._left = True
                 _in_child.discard(self._abandon_in_child)
@@ -743,17 +501,15 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
     def _abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the membership belongs to the parent, and the child must not keep its locks."""
         self._using, self._working = threading.RLock(), threading.Lock()
-        self._closed = ForkedHandleError(self._place.path, parent_pid)
+        self._closed = ForkedHandleError(self._directory.path, parent_pid)
         self._left = True
-        if self._progress.run is not None:  # its remaining records belong to the parent
-            self._progress.run.cut()
-            self._progress.run = None
-        self._ownership.abandon()
+        if self._delivery.run is not None:  # its remaining records belong to the parent
+            self._delivery.run.cut()
+            self._delivery.run = None
         self._membership.abandon()
-        self._offsets.abandon()
 
     def _check_open(self) -> None:
-        if self._closed is not None and not self._revoking:  # on_revoke may still commit during a close
+        if self._closed is not None and not self._membership.revoking:  # on_revoke may still commit during a close
             raise self._closed
 
 
@@ -773,12 +529,13 @@ class Group(AnyGroup[Record, Batch, int]):
             raise TypeError(f"commit() takes a record or a mapping of partitions to offsets, not {what!r}")
         return what, self._partition(what.partition)
 
-    def _key(self, partition: TopicPartition) -> int:
+    @staticmethod
+    def _key(partition: TopicPartition) -> int:
         return partition.partition
 
     def _partition(self, key: Any) -> TopicPartition:
-        partition = TopicPartition(self._place.topics[0], partition_number(key))
-        if partition not in self._place.logs:
+        partition = TopicPartition(self._directory.topics[0], partition_number(key))
+        if partition not in self._directory.logs:
             raise ValueError(f"group {self.name} has no partition {key!r}")
         return partition
 
@@ -798,12 +555,13 @@ class TopicsGroup(AnyGroup[tuple[str, Record], tuple[str, Batch], TopicPartition
                 return record, self._partition((topic, record.partition))
         raise TypeError(f"commit() takes (topic, record) or a mapping of (topic, partition) to offsets, not {what!r}")
 
-    def _key(self, partition: TopicPartition) -> TopicPartition:
+    @staticmethod
+    def _key(partition: TopicPartition) -> TopicPartition:
         return partition
 
     def _partition(self, key: Any) -> TopicPartition:
         match key:
-            case (str() as topic, int() as number) if TopicPartition(topic, number) in self._place.logs:
+            case (str() as topic, int() as number) if TopicPartition(topic, number) in self._directory.logs:
                 return TopicPartition(topic, number)
         raise ValueError(f"group {self.name} has no partition {key!r}; they are (topic, partition)")
 

@@ -48,11 +48,11 @@ class LockFile(NotCopyable):
         return self._files.try_lock(self._fd, self._path) and self.is_named()
 
     def is_named(self) -> bool:
-        """Whether the file is open and still has its name: `evict` replaces it with another file."""
+        """True if the file is open and still has its name: `evict` replaces it with another file."""
         return length_hint(self._close) > 0 and self._files.same_file(self._fd, self._path)
 
     def has_other_names(self) -> bool:
-        """Whether it is also a file of another group: of a copy that was made of hard links."""
+        """True if it is also a file of another group, in a copy that was made of hard links."""
         return self._files.fstat(self._fd).st_nlink > 1
 
     def text(self) -> str:
@@ -90,10 +90,8 @@ def _open(files: Files, path: str, permissions: int) -> int:
 def read_if_held(files: Files, path: str, *, remove: bool = False, within: Directory | None = None) -> str | None:
     """The text of the file if a process holds it, else None. With `remove` a file that is not held is removed.
 
-    `within` is the open directory of the file, even if that directory was moved.
-
-    This needs only the right to read. An observer of the directory gets no report of it. Raises
-    `PermissionError` if the file may not be read.
+    `within` is the open directory of the file, even if that directory was moved. The call needs only the right to read,
+    and is not reported to observers of the directory. Raises `PermissionError` if the file may not be read.
     """
     try:
         fd = files.open_read(path, dir_fd=None if within is None else within.fd)
@@ -103,7 +101,7 @@ def read_if_held(files: Files, path: str, *, remove: bool = False, within: Direc
         if not files.try_lock(fd, path, shared=True):
             return files.read_at(fd, MOST_BYTES, 0).decode(errors="replace").strip()
         if remove and files.try_lock(fd, path) and files.same_file(fd, path):
-            with suppress(FileNotFoundError, PermissionError):  # a file that stays does no harm
+            with suppress(FileNotFoundError, PermissionError):  # the file may stay
                 files.unlink(path)
         return None
     finally:

@@ -2,16 +2,15 @@
 
 Invariant: a member is in the group exactly as long as it holds the lock of its file. The kernel releases
 the lock when the process dies in any way. So no heartbeats are needed, and a slow member is never
-removed. The text in the file (JSON) names the member's topics and its strategy. It does not decide
-whether the member is live.
+removed. The text in the file (JSON) names the member's topics and its strategy.
 
     members/<member>     {"pid": 4711, "host": "web-3", "since": "2026-01-31T12:00:00Z", "strategy": "range",
                           "topics": ["clicks"]}
 
 A file that no process holds remains from a crash. The next member that looks removes it, if it may. A
-file that may not be read counts as a live member with unknown facts.
+file that may not be read counts as a live member without known facts.
 
-Threads: a `Membership` belongs to the thread of its group.
+Threads: a `MemberFile` belongs to the thread of its group.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .lock_file import LockFile, read_if_held
 
-__all__ = ["Member", "Membership", "live_members", "new_member_name"]
+__all__ = ["Member", "MemberFile", "live_members", "new_member_name"]
 
 logger = logging.getLogger("loglib")
 
@@ -57,8 +56,8 @@ def new_member_name() -> str:
     return f"{host}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
-class Membership(NotCopyable):
-    """One membership of this process in a group, from construction to `leave`."""
+class MemberFile(NotCopyable):
+    """The file by which this process is a member of a group, from construction to `leave`."""
 
     def __init__(
         self, files: Files, directory: str, name: str, topics: Sequence[str], permissions: int,
@@ -72,23 +71,22 @@ class Membership(NotCopyable):
         self._directory = directory
         self._path = os.path.join(directory, name)
         self._file = _hold(files, self._path, permissions)
-        facts = self.facts
-        said = {"pid": facts.pid, "host": facts.host, "since": facts.since, "strategy": strategy}
-        self._file.replace(json.dumps(said | {"topics": list(topics)}).encode())
+        facts = self.facts._asdict()
+        in_order = {name: facts[name] for name in ("pid", "host", "since", "strategy", "topics")}
+        self._file.replace(json.dumps(in_order).encode())
 
     def is_valid(self) -> bool:
-        """Whether the member still has its name: `evict` removes it."""
+        """True if the member still has its name: `evict` removes it."""
         return self._file.is_named()
 
     def live(self) -> dict[str, Member]:
         """All members by name, including this one."""
-        found = live_members(self._files, self._directory, known=self.name)
-        return found | {self.name: self.facts}
+        return live_members(self._files, self._directory, known=self.name) | {self.name: self.facts}
 
     def check_strategy(self, group: str) -> None:
         """`GroupMismatchError` if another member has another assignment strategy.
 
-        If two members join at once, at least one finds the other: each writes its strategy before it looks.
+        If two members join at the same time, at least one finds the other: each writes its strategy before it looks.
         """
         for name, member in self.live().items():
             if member.strategy not in (None, self.facts.strategy):
@@ -107,17 +105,15 @@ class Membership(NotCopyable):
         self._file.abandon()
 
 
-def live_members(
-    files: Files, directory: str, *, known: str | None = None, remove: bool = True
-) -> dict[str, Member]:
+def live_members(files: Files, directory: str, *, known: str | None = None, remove: bool = True) -> dict[str, Member]:
     """The live members, in order of name. `known` is the caller's own name, whose lock is not tried.
 
     With `remove` the files of dead members are removed.
     """
-    found: dict[str, Member] = {}
+    members: dict[str, Member] = {}
     for name in sorted(filter(NAME.fullmatch, files.listdir(directory))):
         if name == known:
-            found[name] = Member()
+            members[name] = Member()
             continue
         path = os.path.join(directory, name)
         try:
@@ -125,11 +121,11 @@ def live_members(
         except PermissionError:
             _warn_once(path)
             text = ""
-        except CorruptLogError:  # a directory, or another thing that no member has made
+        except CorruptLogError:  # a directory, or another file that no member has made
             continue
         if text is not None:
-            found[name] = _parse(text)
-    return found
+            members[name] = _parse(text)
+    return members
 
 
 _warned: set[str] = set()
@@ -167,7 +163,7 @@ def _hold(files: Files, path: str, permissions: int) -> LockFile:
             if file.try_lock():
                 if not file.has_other_names():
                     return file
-                files.unlink(path)  # else the group of the copy would take this member for one of its own
+                files.unlink(path)  # else the group of the copy would count this member, too
                 file.release()
                 continue
             holder = file.text()

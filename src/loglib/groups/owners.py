@@ -2,7 +2,7 @@
 
 Invariant: a partition has at most one owner, because a lock has at most one holder. Each new owner
 raises the partition's generation, which is stored in the file and in every commit. `evict` replaces the
-file of an owner: that member can then neither commit nor read on. No two owners of a partition have the
+file of an owner: that member can then neither commit nor read. No two owners of a partition have the
 same generation.
 
     owners/<log id>-<partition>   {"member": "web-3-4711-9f86d081", "generation": 12, "pid": 4711}
@@ -26,8 +26,8 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
+from .commit_log import LogPartition
 from .lock_file import MOST_BYTES, LockFile, read_if_held, readable_by_all
-from .offsets import LogPartition
 
 __all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions", "read_owner"]
 
@@ -57,22 +57,22 @@ class Ownership(NotCopyable):
         self._directory = directory
         self._member = member
         self._permissions = permissions
-        self._held: dict[TopicPartition, tuple[LockFile, int]] = {}  # file and generation
+        self._owned: dict[TopicPartition, tuple[LockFile, int]] = {}  # file and generation
 
     def owned(self) -> list[TopicPartition]:
-        return sorted(self._held)
+        return sorted(self._owned)
 
     def claimed(self, partition: TopicPartition) -> int | None:
         """The generation of this member's claim, even if it was evicted; None without a claim."""
-        return self._held[partition][1] if partition in self._held else None
+        return self._owned[partition][1] if partition in self._owned else None
 
     def is_free(self, partition: TopicPartition) -> bool:
-        """Whether no process holds the partition. Unlike a failed claim, this wakes no other member."""
+        """True if no process holds the partition. Unlike a failed claim, this wakes no other member."""
         return read_if_held(self._files, os.path.join(self._directory, self._name_of(partition))) is None
 
     def generation(self, partition: TopicPartition) -> int | None:
         """The generation in which this member owns the partition; None if it does not own it."""
-        file, generation = self._held.get(partition, (None, 0))
+        file, generation = self._owned.get(partition, (None, 0))
         return generation if file is not None and file.is_named() else None
 
     def claim(self, partition: TopicPartition, *, at_least: int) -> bool:
@@ -81,14 +81,12 @@ class Ownership(NotCopyable):
         path = os.path.join(self._directory, name)
         if not self.is_free(partition):
             return False
-        try:
+        file = None
+        with suppress(PermissionError):  # another user's file
             file = LockFile(self._files, path, self._permissions)
-        except PermissionError:  # another user's file
-            if not replace_owner(self._files, self._directory, name, self._permissions):
-                return False
-            file = LockFile(self._files, path, self._permissions)
-        if file.has_other_names():
-            file.abandon()
+        if file is None or file.has_other_names():
+            if file is not None:
+                file.abandon()
             if not replace_owner(self._files, self._directory, name, self._permissions):
                 return False
             file = LockFile(self._files, path, self._permissions)
@@ -100,29 +98,29 @@ class Ownership(NotCopyable):
         if not file.is_named():  # `evict` has replaced it; the new file may be another member's
             file.abandon()
             return False
-        self._held[partition] = file, generation
+        self._owned[partition] = file, generation
         return True
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
         """Release partitions, so that other members can claim them."""
         for partition in list(partitions):
-            file, generation = self._held[partition]
+            file, generation = self._owned[partition]
             try:
                 if file.is_named():
                     file.replace(_text(Owner(None, generation, os.getpid())))
             finally:
                 file.release()
-                del self._held[partition]
+                del self._owned[partition]
 
     def abandon(self) -> None:
         """Close the files and write nothing: another process or member owns them after a fork or an eviction."""
-        while self._held:
-            _, (file, _) = self._held.popitem()
+        while self._owned:
+            _, (file, _) = self._owned.popitem()
             file.abandon()
 
 
 def owned_partitions(files: Files, directory: str) -> list[LogPartition]:
-    """All partitions of all topics that have ever had an owner."""
+    """All partitions of all topics that ever had an owner."""
     matches = map(_OWNED.fullmatch, files.listdir(directory))
     return sorted(LogPartition(bytes.fromhex(each[1]), int(each[2])) for each in matches if each)
 
@@ -142,33 +140,34 @@ def holder_of(files: Files, directory: str, partition: TopicPartition | LogParti
 
 
 def evict_owner(files: Files, directory: str, partition: TopicPartition | LogPartition | str, permissions: int) -> None:
-    """Take the partition from its owner, which may be hung: replace the file that the owner holds."""
-    with _replacing(files, directory) as held:
-        _put_anew(held, str(partition), permissions)
+    """Take the partition from its owner, which may hang: replace the file that the owner holds."""
+    with _replacing(files, directory) as opened:
+        _put_new(opened, str(partition), permissions)
 
 
 def replace_owner(files: Files, directory: str, name: str, permissions: int) -> bool:
     """Replace a file that this process may not write by one that it may write, if no process holds the old file."""
-    with _replacing(files, directory) as held:
-        if read_if_held(files, held.path_of(name), within=held) is not None:
+    with _replacing(files, directory) as opened:
+        if read_if_held(files, opened.path_of(name), within=opened) is not None:
             return False
-        _put_anew(held, name, permissions)
+        _put_new(opened, name, permissions)
         return True
 
 
-def _put_anew(held: Directory, name: str, permissions: int) -> None:
+def _put_new(directory: Directory, name: str, permissions: int) -> None:
+    """Replace an owner's file by one without an owner, in the next generation."""
     before = NOBODY
     with suppress(FileNotFoundError):
-        before = _parse(held.read_whole(name, MOST_BYTES).decode(errors="replace"))
+        before = _parse(directory.read_whole(name, MOST_BYTES).decode(errors="replace"))
     aside = f".{os.urandom(8).hex()}.tmp"
     content = _text(Owner(None, before.generation + 1, os.getpid()))
-    held.write_new(aside, content, readable_by_all(permissions))
-    held.rename(aside, name)
+    directory.write_new(aside, content, readable_by_all(permissions))
+    directory.rename(aside, name)
 
 
 @contextmanager
 def _replacing(files: Files, path: str) -> Iterator[Directory]:
-    """Hold the directory's lock: two replacements at once would give two owners the same generation."""
+    """Hold the directory's lock: two replacements at the same time would give two owners the same generation."""
     with Directory.open(files, path) as directory:
         directory.lock_for_a_moment("a process that evicts a member", advice="let it finish, or end it, and try again")
         yield directory

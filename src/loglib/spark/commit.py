@@ -14,29 +14,23 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..errors import CorruptLogError, LockedError, LogError
+from ..errors import CorruptLogError, LogError
 from ..format.header import HEADER_BYTES
-from ..log import topic_file
-from ..log.store_pointer import lost_store, read_pointer, settle
+from ..log.store_pointer import settle
 from ..segment import Identity
 from ..system.clock import SYSTEM
 from ..system.files import REAL, Files
-from ..system.lock import is_free, try_acquire
-from ..transactions.apply import Applier
-from ..transactions.fit import Place, make_fit
+from ..transactions.apply import Applier, sweep_staging, topic_of
+from ..transactions.fit import Target, check_writers, make_fit
 from ..transactions.manifest import Section
-from ..transactions.notifications import request_ack
-from ..transactions.staging import HEADERS, STAGING, remove_attempt, sweep
+from ..transactions.staging import HEADERS, STAGING, directory_of, remove_attempt, sync_names
 from ..transactions.state import Intent
-from ..transactions.store import Store, make_store, open_store
-from ..transactions.transaction import STORE
+from ..transactions.store import Store, find_store
 from .repetition import Write, check_repetition, owner_after_abort, tell
 from .sink_target import find_place
 from .stage import NAME, StagedSection
@@ -47,7 +41,6 @@ logger = logging.getLogger("loglib")
 
 _APPLY_S = 60.0  # to wait for another process that applies, which may have much to do
 _ANSWER_S = 2.0  # a writer that is not stopped answers in milliseconds
-_NAP_S = 0.005
 _IN_MANIFEST_BYTES = 4 << 20
 
 
@@ -81,9 +74,11 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
     parked = _Parked(files)
     sections, frames = _listed(store, staged, parked)
     _check_files(files, store, sections)
-    _check_writers(files, store, sections)
-    places = {Place(_path_of(store, each), Identity.of(each.log_id, each.partition)) for each in sections}
-    make_fit(files, store, sorted(places), now=SYSTEM())
+    targets = sorted({
+        Target(topic_of(store, each.topic), Identity.of(each.log_id, each.partition)) for each in sections
+    })  # fmt: skip
+    check_writers(files, store, targets, answer_s=_ANSWER_S, applying_s=_APPLY_S)
+    make_fit(files, store, targets, now=SYSTEM())
     rows = _rows(staged)
     if not write.is_new:
         check_repetition(write, rows.total(), store.app(write.app))
@@ -98,7 +93,7 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
     attempts = {each.attempt for each in staged} | {parked.attempt}
     try:
         Applier(files, store, [], clock=SYSTEM).run(_APPLY_S, wanted=0 if repeated else number)
-        _clean(files, store, topics, attempts if repeated else ())
+        sweep_staging(store, topics, now=SYSTEM(), attempts=attempts if repeated else ())
     except (LogError, OSError) as error:
         logger.warning(
             "version %d of %s is committed in %s, and must not be written again; it is not yet visible everywhere: %s",
@@ -150,14 +145,8 @@ def _check_topic(path: str, log_id: bytes) -> None:
 def _find_store(files: Files, topics: Iterable[str]) -> Store:
     """The store of the topics. It is made if there is none, and the topics are in it from now on."""
     first, *_ = sorted(topics)
-    home = read_pointer(files, first)
-    path = os.path.normpath(home.path) if home else os.path.join(os.path.dirname(first), STORE)
     permissions = {each: find_place(each).config.permissions for each in topics}
-    if not files.exists(path):
-        if home is not None:
-            raise LogError(lost_store(first, path))
-        make_store(files, path, permissions[first])
-    store = open_store(files, path)
+    store = find_store(files, first, permissions[first])
     for each in topics:
         settle(files, each, store.path, store.id, permissions=permissions[each])
     return store
@@ -177,7 +166,7 @@ class _Parked:
         """Write the sections of one message's frames to files. Synced."""
         moved: list[StagedSection] = []
         for path in sorted({each.topic_path for each in sections}):
-            directory = os.path.join(path, STAGING, self.attempt)
+            directory = directory_of(path, self.attempt)
             permissions = find_place(path).config.permissions
             self._files.make_directories(directory, permissions)
             fd = self._files.create(os.path.join(directory, NAME), permissions)
@@ -186,8 +175,7 @@ class _Parked:
                 self._files.datasync(fd)
             finally:
                 self._files.close(fd)
-            for each in (directory, os.path.join(path, STAGING), path):
-                self._files.sync_directory(each)
+            sync_names(self._files, path, self.attempt)
             name = os.path.join(STAGING, self.attempt, NAME)
             moved += [each._replace(file=name) for each in sections if each.topic_path == path]
         return moved
@@ -218,16 +206,12 @@ def _listed(store: Store, staged: Sequence[Staging], parked: _Parked) -> tuple[t
     return sections, frames
 
 
-def _path_of(store: Store, section: Section) -> str:
-    return os.path.normpath(os.path.join(os.path.dirname(store.path), section.topic))
-
-
 def _check_files(files: Files, store: Store, sections: Iterable[Section]) -> None:
     """Refuse to commit what this host does not see, or what is too short."""
     ends: dict[str, int] = {}  # by path, what the file must have
     for each in sections:
         if each.file:
-            path = os.path.join(_path_of(store, each), each.file)
+            path = os.path.join(topic_of(store, each.topic), each.file)
             ends[path] = max(ends.get(path, 0), each.at + each.size_bytes)
             if each.is_segment:
                 ends[path + HEADERS] = each.batches * HEADER_BYTES
@@ -241,53 +225,3 @@ def _check_files(files: Files, store: Store, sections: Iterable[Section]) -> Non
             ) from error
         if size < end:
             raise CorruptLogError(path, size, "the end of the file", f"{end} bytes")
-
-
-def _check_writers(files: Files, store: Store, sections: Iterable[Section]) -> None:
-    """`LockedError` if a partition has a writer that does not answer."""
-    wanted = {(_path_of(store, each), each.partition) for each in sections}
-    held = _held(files, wanted)
-    if held:
-        held = _held_for_long(files, store, held)
-    for path in sorted({path for path, _ in held}):
-        free = partial(_is_free, files, path)
-        partitions = sorted(each for at, each in held if at == path)
-        silent = request_ack(files, path, partitions, patience_s=_ANSWER_S, is_free=free)
-        if silent:
-            raise LockedError(
-                topic_file.partition_directory(path, silent[0]), "a writer that does not answer transactions",
-                advice="nothing was committed; is that process stopped, or of an older loglib?",
-            )  # fmt: skip
-
-
-def _held(files: Files, partitions: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
-    return {each for each in partitions if not _is_free(files, *each)}
-
-
-def _is_free(files: Files, topic_path: str, partition: int) -> bool:
-    return is_free(files, topic_file.partition_directory(topic_path, partition))
-
-
-def _held_for_long(files: Files, store: Store, partitions: set[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Those that are held by more than a process that applies another transaction, which has the store's lock."""
-    deadline = time.monotonic() + _APPLY_S
-    while (applying := try_acquire(files, store.path)) is None and time.monotonic() < deadline:
-        time.sleep(_NAP_S)
-    if applying is None:
-        return partitions
-    try:
-        return _held(files, partitions)
-    finally:
-        applying.release()
-
-
-# --- behind it -----------------------------------------------------------------------------------------------
-
-
-def _clean(files: Files, store: Store, topics: Iterable[str], attempts: Iterable[str]) -> None:
-    """Remove these attempts, and those that are a day old, unless a transaction that is not done names them."""
-    named = {each.file.split("/")[1] for one in store.pending() for each in one.sections if each.file}
-    for path in topics:
-        for attempt in set(attempts) - named:
-            remove_attempt(files, path, attempt)
-        sweep(files, path, named, now_s=SYSTEM() / 1_000_000)

@@ -26,7 +26,7 @@ from ..append.arrow_bodies import Rows, joined
 from ..format.codec import codec_id
 from ..segment import Identity
 from ..system.files import Files
-from ..transactions.staging import STAGING, Portion, Staged, remove_attempt
+from ..transactions.staging import STAGING, Portion, Staged, directory_of, remove_attempt, sync_names
 from .sink_target import TargetTopic
 
 __all__ = ["NAME", "StagedSection", "TaskStage"]
@@ -135,8 +135,7 @@ class TaskStage:
                     frames += portion.take()
         for topic_path, file in self._open.items():
             self._files.datasync(file.fd)
-            for path in (self._directory(topic_path), os.path.join(topic_path, STAGING), topic_path):
-                self._files.sync_directory(path)
+            sync_names(self._files, topic_path, self.attempt)
         self._close()
         return tuple(sections), frames
 
@@ -187,7 +186,7 @@ class TaskStage:
         return made
 
     def _directory(self, topic_path: str) -> str:
-        return os.path.join(topic_path, STAGING, self.attempt)
+        return directory_of(topic_path, self.attempt)
 
     def _close(self) -> None:
         for one in self._partitions.values():

@@ -1,13 +1,13 @@
-"""Apply: how what is committed gets into the logs, in the order of the numbers.
+"""Apply: appends the records of committed transactions to the logs, in the order of their numbers.
 
 Invariant: only committed manifests are applied, each section once (append/section_writer.py). A transaction is done,
-and so visible, when all its sections and all its commits of groups are applied and durable. Whoever applies may
-die at any instant, and another process goes on from there.
+and so visible, when all its sections and all its commits of groups are applied and durable. The process that applies
+may die at any instant, and another process continues.
 
     lock the store          one process applies at a time, for all others that wait
     for each pending number, in order:
         each partition      through a writer of this process, or one made for it; or its owner does it,
-                            woken by a bell (notifications.py)
+                            woken by a notification
         each group          its commits are appended; appending them again changes nothing
         done                the instant of visibility
         release             the writers end their holds
@@ -22,10 +22,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import NamedTuple
 
 from ..append.section_writer import Piece, SectionWriter, apply_section
 from ..append.tail import Txn
@@ -34,8 +33,9 @@ from ..errors import CommitPendingError, CorruptLogError, LockedError, LogError
 from ..format.header import HEADER_BYTES, Header
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, WatermarkReader
+from ..groups.commit_log import Entries
 from ..groups.directory import GROUPS
-from ..groups.offsets import Entries, Offsets
+from ..groups.offsets import Offsets
 from ..log import catalog, copy_role, topic_file
 from ..log.index import SegmentIndex
 from ..log.log import unfinishable
@@ -47,38 +47,31 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.lock import Lock, try_acquire
 from ..system.not_copyable import NotCopyable
-from .fit import store_number
+from .fit import Target, store_number
 from .group_commits import parsed
 from .manifest import Manifest, Section
 from .notifications import notify
-from .staging import HEADERS, STAGING, header_in, read_headers, read_section, remove_attempt
+from .staging import HEADERS, STAGING, header_in, read_headers, read_section, remove_attempt, sweep
 from .store import Store
 
-__all__ = ["Applier", "Target", "topic_of"]
+__all__ = ["Applier", "end_hold", "pending_for", "sweep_staging", "topic_of"]
 
 logger = logging.getLogger("loglib")
 
 _NAP_S = 0.001
 _LONGEST_NAP_S = 0.02
-_RING_S = 0.1  # a bell is rung again, in case its sound was lost
-
-
-class Target(NamedTuple):
-    """A partition of a log, by the path of its topic."""
-
-    topic_path: str
-    partition: int
+_NOTIFY_S = 0.1  # after this time the notification is repeated, in case it was lost
 
 
 def topic_of(store: Store, relative: str, log_id: bytes | None = None) -> str:
-    """The path of a topic that a manifest names. One that was moved is looked for where it was, by its log id."""
+    """The path of a topic that a manifest names. One that was moved is searched for in its directory, by its log id."""
     path = os.path.normpath(os.path.join(os.path.dirname(store.path), relative))
     if log_id is None or _has_log(store.files, path, log_id):
         return path
     parent = os.path.dirname(path)
-    moved = [os.path.join(parent, name) for name in catalog.names(store.files, parent)]
-    found = [each for each in moved if _has_log(store.files, each, log_id) and _is_leader(store.files, each)]
-    return found[0] if len(found) == 1 else path
+    topics = [os.path.join(parent, name) for name in catalog.names(store.files, parent)]
+    moved = [each for each in topics if _has_log(store.files, each, log_id) and _is_leader(store.files, each)]
+    return moved[0] if len(moved) == 1 else path
 
 
 def _has_log(files: Files, path: str, log_id: bytes) -> bool:
@@ -106,7 +99,7 @@ class Applier(NotCopyable):
         own_offsets: Mapping[tuple[str, str], Offsets] | None = None,
         clock: Callable[[], int] = SYSTEM,
     ) -> None:
-        """`own`: writers of this process. Partitions of other writers are applied by these.
+        """`own`: writers of this process. The writers in other processes apply to their partitions themselves.
 
         `own_offsets`: commits of this process's groups, by the path of the topic and the name of the group.
         """
@@ -117,14 +110,14 @@ class Applier(NotCopyable):
         self._clock = clock
         self._made: dict[Target, SectionWriter] = {}  # writers of partitions that nobody holds
         self._locked: dict[str, Lock] = {}  # topics of these writers: an opening waits for the lock
-        self._rung: dict[str, float] = {}  # when the writers of a topic were woken last
-        self._mine: dict[Target, SectionWriter | None] = {}  # the writer in `own`, if it is there
-        self._paths: dict[tuple[str, bytes], str] = {}  # of topics, by what a section says of them
+        self._notified: dict[str, float] = {}  # when the writers of a topic were last notified
+        self._own_of: dict[Target, SectionWriter | None] = {}  # the writer in `own`, if there is one
+        self._paths: dict[tuple[str, bytes], str] = {}  # of topics, by path and log id in a section
 
     def run(self, timeout_s: float, *, wanted: int = 0) -> None:
-        """Apply what is pending. `CommitPendingError` if the number `wanted` cannot be done in time.
+        """Apply the pending transactions. `CommitPendingError` if the number `wanted` cannot be done in time.
 
-        The errors of other numbers are logged: whoever committed them has got them.
+        Errors of other numbers are logged: the processes that committed them get these errors.
         """
         deadline = monotonic() + timeout_s
         lock = self._lock(deadline, wanted)
@@ -148,7 +141,7 @@ class Applier(NotCopyable):
             lock.release()
 
     def _lock(self, deadline: float, wanted: int) -> Lock | None:
-        """The lock of the store; None if another process has applied the number that is wanted meanwhile."""
+        """The lock of the store; None if another process has applied the wanted number."""
         while True:
             lock = try_acquire(self._files, self._store.path)
             if lock is not None:
@@ -160,11 +153,11 @@ class Applier(NotCopyable):
             time.sleep(_NAP_S)
 
     def _close(self) -> None:
-        with ExitStack() as closing:
+        with ExitStack() as ends:
             while self._locked:
-                closing.callback(self._locked.popitem()[1].release)
+                ends.callback(self._locked.popitem()[1].release)
             while self._made:  # these first
-                closing.callback(self._made.popitem()[1].close)
+                ends.callback(self._made.popitem()[1].close)
 
     # --- one transaction -----------------------------------------------------------------------------
 
@@ -195,38 +188,37 @@ class Applier(NotCopyable):
 
     def _sections(self, manifest: Manifest) -> dict[Target, list[Section]]:
         """The sections of each partition, in order."""
-        found: dict[Target, list[Section]] = {}
+        sections: dict[Target, list[Section]] = {}
         for section in manifest.sections:
             topic = self._topic_of(section)
-            found.setdefault(Target(topic, section.partition), []).append(section)
-        return found
+            target = Target(topic, Identity.of(section.log_id, section.partition))
+            sections.setdefault(target, []).append(section)
+        return sections
 
     def _apply_section(self, manifest: Manifest, target: Target, sections: list[Section]) -> bool:
-        """Apply the sections of one partition. False if its owner has not done it yet."""
+        """Apply the sections of one partition. False if its writer, in another process, has not done it yet."""
         described = topic_file.read(self._files, target.topic_path)
-        if described is None or described[0] != sections[0].log_id:
+        if described is None or described[0] != target.identity.log_id:
             logger.error(
-                "%s: the topic was deleted or made anew; %d batches of transaction %d for it are dropped",
+                "%s: the topic was deleted or made again; %d batches of transaction %d for it are dropped",
                 target.topic_path, sum(each.batches for each in sections), manifest.number,
             )  # fmt: skip
             return True
-        log_id, config = described
-        identity = Identity.of(log_id, target.partition)
-        writer = self._writer(target, identity, config)
+        writer = self._writer(target, described[1])
         if writer is None:
-            if self._is_applied(manifest, target, identity):
+            if self._is_applied(manifest, target):
                 return True
-            if monotonic() >= self._rung.get(target.topic_path, 0.0) + _RING_S:
-                self._rung[target.topic_path] = monotonic()
+            if monotonic() >= self._notified.get(target.topic_path, 0.0) + _NOTIFY_S:
+                self._notified[target.topic_path] = monotonic()
                 notify(self._files, target.topic_path)
             return False
         self._end_hold(writer, manifest)
-        pieces = [self._piece(manifest, target, each, identity) for each in sections]
+        pieces = [self._piece(manifest, target, each) for each in sections]
         apply_section(writer, Txn(manifest.number, manifest.id, store_number(self._store.id)), pieces)
         return True
 
     def apply_own(self, manifest: Manifest) -> None:
-        """Apply the sections of this process's partitions, for the process that applies the transaction."""
+        """Apply the sections of this process's partitions, for another process, which applies the transaction."""
         for target, sections in self._sections(manifest).items():
             if self._find_own(target) is not None:
                 self._apply_section(manifest, target, sections)
@@ -234,37 +226,38 @@ class Applier(NotCopyable):
     def release_own(self) -> None:
         """End the holds of this process's writers whose transactions are done, or unknown to the store."""
         for writer in self._own:
-            if (mark := writer.disk.mark).held_txn and not self._waits(mark):
+            if (mark := writer.disk.mark).held_txn and not self._is_pending(mark):
                 end_hold(writer)
 
     def _end_hold(self, writer: SectionWriter, manifest: Manifest) -> None:
         """End the hold of an earlier transaction, which must not be pending."""
         mark = writer.disk.mark
         if mark.held_txn and (mark.held_txn, mark.held_id) != (manifest.number, manifest.id):
-            if self._waits(mark):
+            if self._is_pending(mark):
                 raise CommitPendingError(manifest.number, f"transaction {mark.held_txn} in {writer.directory}")
             end_hold(writer)
 
-    def _waits(self, mark: Mark) -> bool:
-        """Whether the transaction that is held is pending. Its number may name another one in this store."""
-        return self._store.waiting_id(mark.held_txn) == mark.held_id
+    def _is_pending(self, mark: Mark) -> bool:
+        """True if the transaction that is held is pending. Its number may name another one in this store."""
+        return self._store.pending_id(mark.held_txn) == mark.held_id
 
     # --- writers -------------------------------------------------------------------------------------
 
-    def _writer(self, target: Target, identity: Identity, config: TopicConfig) -> SectionWriter | None:
+    def _writer(self, target: Target, config: TopicConfig) -> SectionWriter | None:
         """A writer of the partition in this process; None if another process has it."""
         writer = self._find_own(target) or self._made.get(target)
         if writer is None:
             if target.topic_path not in self._locked:
                 lock = try_acquire(self._files, target.topic_path)
-                if lock is None:  # another process changes the topic just now
+                if lock is None:  # another process is changing the topic
                     return None
                 self._locked[target.topic_path] = lock
-            path = topic_file.partition_directory(target.topic_path, target.partition)
             copy_role.check_leader(self._files, target.topic_path)  # before a file is written there, and under the lock
-            index = SegmentIndex(list_segments(self._files, path))
+            index = SegmentIndex(list_segments(self._files, target.directory))
             try:
-                writer = SectionWriter(self._files, path, identity, config, index=index, clock=self._clock)
+                writer = SectionWriter(
+                    self._files, target.directory, target.identity, config, index=index, clock=self._clock
+                )
             except LockedError:
                 return None
             self._made[target] = writer
@@ -272,27 +265,24 @@ class Applier(NotCopyable):
         return writer
 
     def _find_own(self, target: Target) -> SectionWriter | None:
-        if target not in self._mine:
-            self._mine[target] = None
+        if target not in self._own_of:
+            self._own_of[target] = None
             candidates = [each for each in self._own if each.partition == target.partition]
             if candidates:
                 with suppress(FileNotFoundError), Directory.open(self._files, target.topic_path) as topic:
-                    self._mine[target] = next((each for each in candidates if each.is_in(topic)), None)
-        return self._mine[target]
+                    self._own_of[target] = next((each for each in candidates if each.is_in(topic)), None)
+        return self._own_of[target]
 
-    def _is_applied(self, manifest: Manifest, target: Target, identity: Identity) -> bool:
-        """Whether the partition's owner has applied the transaction. Synced. It applies one after the other."""
-        path = os.path.join(topic_file.partition_directory(target.topic_path, target.partition), WATERMARK)
-        watermark = WatermarkReader(self._files, path, identity.salt)
-        try:
+    def _is_applied(self, manifest: Manifest, target: Target) -> bool:
+        """True if the partition's writer has applied the transaction, and this is synced."""
+        path = os.path.join(target.directory, WATERMARK)
+        with closing(WatermarkReader(self._files, path, target.identity.salt)) as watermark:
             mark = watermark.read()
-            watermark.sync()  # the owner has published it, and perhaps not yet synced it
+            watermark.sync()  # the writer has published it, and perhaps not yet synced it
             return mark is not None and (mark.applied_txn, mark.applied_id) == (manifest.number, manifest.id)
-        finally:
-            watermark.close()
 
     def _release(self, manifest: Manifest) -> None:
-        """End the holds: readers are woken, and need not ask the store any more."""
+        """End the holds and wake the readers, which then no longer ask the store."""
         topics = set()
         for target in self._sections(manifest):
             writer = self._find_own(target) or self._made.get(target)
@@ -305,17 +295,18 @@ class Applier(NotCopyable):
 
     # --- what is staged --------------------------------------------------------------------------------
 
-    def _piece(self, manifest: Manifest, target: Target, section: Section, identity: Identity) -> Piece:
+    def _piece(self, manifest: Manifest, target: Target, section: Section) -> Piece:
+        identity = target.identity
         if not section.file:
             path = os.path.join(self._store.path, f"{manifest.number:020d}")
             if manifest.frames is None:
-                raise CorruptLogError(path, 0, "damaged records behind its line", "those that its line describes")
+                raise CorruptLogError(path, 0, "damaged records after its line", "those that its line describes")
             frames = memoryview(manifest.frames)[section.at : section.at + section.size_bytes]
             read = partial(_slice, frames)
             batches = partial(read_section, read, section.size_bytes, identity, path, at=section.at)
             return Piece(section.batches, batches, path, list)
         path = os.path.join(target.topic_path, section.file)
-        headers = partial(self._ready, path, section, identity)
+        headers = partial(self._headers_of_segment, path, section, identity)
         return Piece(section.batches, partial(self._batches, path, section, identity), path, headers)
 
     def _batches(self, path: str, section: Section, identity: Identity) -> Iterator[tuple[Header, bytes]]:
@@ -327,8 +318,8 @@ class Applier(NotCopyable):
         finally:
             self._files.close(fd)
 
-    def _ready(self, path: str, section: Section, identity: Identity) -> list[Header]:
-        """The headers of a file that may become a segment; none of another one."""
+    def _headers_of_segment(self, path: str, section: Section, identity: Identity) -> list[Header]:
+        """The headers of a file that may become a segment; an empty list for other files."""
         is_whole = section.at == SEGMENT_HEADER_BYTES and _attempt(section) is not None
         if not section.is_segment or not is_whole or self._files.facts(path).st_size != section.at + section.size_bytes:
             return []
@@ -340,7 +331,7 @@ class Applier(NotCopyable):
         return self._files.drain(fd, path + HEADERS, section.batches * HEADER_BYTES)
 
     def _remove_staging(self, manifest: Manifest) -> None:
-        """Remove what is no longer needed. What stays is swept later."""
+        """Remove the staged files, which are no longer needed. Files that stay are swept later."""
         for section in manifest.sections:
             attempt = _attempt(section)
             if attempt is not None:
@@ -349,7 +340,7 @@ class Applier(NotCopyable):
     # --- commits of groups -----------------------------------------------------------------------------
 
     def _apply_offsets(self, manifest: Manifest) -> None:
-        """Append the commits. Their generations and numbers say which counts, so a repetition changes nothing."""
+        """Append the commits. Their generations and numbers order them, so a repetition changes nothing."""
         groups: dict[tuple[str, str], Entries] = {}
         for each in manifest.offsets:
             topic_path = topic_of(self._store, each.topic, bytes.fromhex(each.log))
@@ -359,22 +350,29 @@ class Applier(NotCopyable):
                 self._append(self._own_offsets[topic_path, group], entries)
                 continue
             described = topic_file.read(self._files, topic_path)
-            place = os.path.join(topic_path, GROUPS, group, "offsets")
-            if described is None or not self._files.exists(place):
+            directory = os.path.join(topic_path, GROUPS, group, "offsets")
+            if described is None or not self._files.exists(directory):
                 logger.error("%s: the group %s was deleted; its commit is dropped", topic_path, group)
                 continue
             log_id, config = described
             offsets = Offsets(
-                self._files, place, log_id, group, durability="disk", permissions=config.permissions,
+                self._files, directory, log_id, group, durability="disk", permissions=config.permissions,
                 clock=self._clock,
             )  # fmt: skip
-            try:
+            with closing(offsets):
                 self._append(offsets, entries)
-            finally:
-                offsets.close()
 
     def _append(self, offsets: Offsets, entries: Entries) -> None:
         offsets.append(entries).sync()  # with any durability
+
+
+def sweep_staging(store: Store, topic_paths: Iterable[str], *, now: int, attempts: Iterable[str] = ()) -> None:
+    """Remove the staged files of `attempts`, and those that are a day old, except files of pending transactions."""
+    pending = {each.file.split("/")[1] for one in store.pending() for each in one.sections if each.file}
+    for path in topic_paths:
+        for attempt in set(attempts) - pending:
+            remove_attempt(store.files, path, attempt)
+        sweep(store.files, path, pending, now_s=now / 1_000_000)
 
 
 def _attempt(section: Section) -> str | None:
@@ -393,14 +391,14 @@ def _read_at(files: Files, fd: int, start: int, at: int, size: int) -> bytes:
 
 
 def pending_for(number: int, error: Exception) -> CommitPendingError:
-    """The error for a transaction that is committed, when something else than the commit has failed."""
+    """The error for a failure after the commit point; the transaction is committed."""
     return error if isinstance(error, CommitPendingError) else CommitPendingError(number, f"an error to go: {error}")
 
 
 def end_hold(writer: SectionWriter) -> None:
     """End the hold of a transaction that is done, or that the store does not have.
 
-    `CorruptLogError` if the log has a part of it: nobody can finish it any more.
+    `CorruptLogError` if the log has a part of it, which no process can finish.
     """
     mark = writer.disk.mark
     if mark.applied_txn != mark.held_txn:

@@ -1,10 +1,11 @@
-"""Group commits: commits of a group that are part of transactions, and how a new owner finds and ends them.
+"""Group commits: commits of a group that are part of transactions. A new owner of a partition finds and fences them.
 
 Invariant: a commit of a lower generation never becomes part of a transaction after a new owner has read the
-commits. The first transaction of a group leaves the file `transacted` in the group's directory, and then its member
+commits. The first transaction of a group leaves the file `transacted` in the group's directory. After that its member
 checks that it still owns the partitions. A new owner takes the partition, then looks for the file, then fences its
-generation in the store, and only then reads the commits: those in the group's logs, and those of pending transactions.
-The generation is above all that the store knows: with durability "os" a power cut may take the group's own files back.
+generation in the store. Only then does it read the commits: those in the group's logs, and those of pending
+transactions. The generation is above all that the store knows, because with durability "os" a power cut may set the
+group's own files back.
 
 Threads: as groups/group.py.
 """
@@ -17,12 +18,11 @@ from contextlib import suppress
 
 from ..errors import CorruptLogError
 from ..groups.assignment import TopicPartition
+from ..groups.commit_log import Entries, Entry, LogPartition
 from ..groups.directory import GroupDirectory
 from ..groups.lock_file import readable_by_all
-from ..groups.offsets import Entries, Entry, LogPartition
 from ..log.store_pointer import read_pointer
-from .manifest import Fence
-from .manifest import Offsets as CommittedOffsets
+from .manifest import Fence, GroupCommit
 from .store import Store, open_store
 
 __all__ = ["StoreFence", "leave_mark", "parsed", "stored"]
@@ -30,13 +30,13 @@ __all__ = ["StoreFence", "leave_mark", "parsed", "stored"]
 _MARK = "transacted"
 
 
-def leave_mark(place: GroupDirectory) -> None:
-    """Let new owners know that the group's commits may be part of transactions. Synced."""
-    path = os.path.join(place.path, _MARK)
-    if not place.files.exists(path):
+def leave_mark(directory: GroupDirectory) -> None:
+    """Leave the file that tells new owners that the group's commits may be part of transactions. Synced."""
+    path = os.path.join(directory.path, _MARK)
+    if not directory.files.exists(path):
         with suppress(FileExistsError):  # another member has made it
-            place.files.write_new(path, b"", readable_by_all(place.permissions))
-        place.files.sync_directory(place.path)
+            directory.files.write_new(path, b"", readable_by_all(directory.permissions))
+        directory.files.sync_directory(directory.path)
 
 
 class StoreFence:
@@ -45,72 +45,66 @@ class StoreFence:
     def __init__(self) -> None:
         self._store: Store | None = None
 
-    def known_generations(self, place: GroupDirectory) -> Mapping[str, int]:
+    def known_generations(self, directory: GroupDirectory) -> Mapping[str, int]:
         """The highest generation of each partition that is in a transaction or its fence, by its name in `owners`."""
-        store, topic = self._find_store(place)
-        return {} if store is None else store.generations(topic, place.name)
+        store, topic = self._find_store(directory)
+        return {} if store is None else store.generations(topic, directory.name)
 
-    def fence(self, place: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
+    def fence(self, directory: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
         """End the transactions of former owners, and return the commits of those that are not applied yet."""
-        store, topic = self._find_store(place)
+        store, topic = self._find_store(directory)
         if store is None:
             return {}
-        store.fence_groups(
-            tuple(
-                Fence(topic, place.name, place.owner_file(each), generation) for each, generation in generations.items()
-            ),
-            now=place.clock(),
-        )
+        fences = [
+            Fence(topic, directory.name, directory.owner_file(each), generation)
+            for each, generation in generations.items()
+        ]
+        store.fence_groups(fences, now=directory.clock())
         pending: Entries = {}
         for manifest in store.pending():
-            for each in manifest.offsets:
-                if each.group == place.name and (each.topic == topic or _was_moved(store, each, place)):
-                    pending |= parsed(each)
-        names = place.names()
+            for commit in manifest.offsets:
+                if commit.group == directory.name and (commit.topic == topic or _was_moved(store, commit, directory)):
+                    pending |= parsed(commit)
+        names = directory.names()
         return {names.get(LogPartition(each.log_id, key.partition), key): each for key, each in pending.items()}
 
-    def _find_store(self, place: GroupDirectory) -> tuple[Store | None, str]:
-        self._store, topic = _store_of(place)
-        return self._store, topic
+    def _find_store(self, directory: GroupDirectory) -> tuple[Store | None, str]:
+        """The store that has transactions of the group, and the path by which it names the topic."""
+        if not directory.files.exists(os.path.join(directory.path, _MARK)):
+            return None, ""
+        pointer = read_pointer(directory.files, directory.topic_path)
+        if pointer is None:
+            return None, ""  # the first transaction of the group checks its ownership later
+        self._store = open_store(directory.files, os.path.normpath(pointer.path))
+        return self._store, os.path.relpath(directory.topic_path, os.path.dirname(self._store.path))
 
 
-def _store_of(place: GroupDirectory) -> tuple[Store | None, str]:
-    """The store that has transactions of the group, and the path by which it names the topic."""
-    if not place.files.exists(os.path.join(place.path, _MARK)):
-        return None, ""
-    home = read_pointer(place.files, place.topic_path)
-    if home is None:
-        return None, ""  # the first transaction of the group has not got that far; it checks its ownership later
-    store = open_store(place.files, os.path.normpath(home.path))
-    return store, os.path.relpath(place.topic_path, os.path.dirname(store.path))
-
-
-def _was_moved(store: Store, commit: CommittedOffsets, place: GroupDirectory) -> bool:
-    """Whether the commit is one of the place's topic, which had another path then."""
+def _was_moved(store: Store, commit: GroupCommit, directory: GroupDirectory) -> bool:
+    """True if the commit is of the group's topic, which had another path then."""
     before = os.path.join(os.path.dirname(store.path), commit.topic)
-    return commit.log == place.log_id.hex() and not place.files.exists(before)
+    return commit.log == directory.log_id.hex() and not directory.files.exists(before)
 
 
 def stored(
-    place: GroupDirectory, store_path: str, entries: Mapping[TopicPartition, Entry]
-) -> tuple[CommittedOffsets, ...]:
-    """The entries as a manifest has them."""
-    topic = os.path.relpath(place.topic_path, os.path.dirname(store_path))
+    directory: GroupDirectory, store_path: str, entries: Mapping[TopicPartition, Entry]
+) -> tuple[GroupCommit, ...]:
+    """The entries in the form of a manifest."""
+    topic = os.path.relpath(directory.topic_path, os.path.dirname(store_path))
     return tuple(
-        CommittedOffsets(
-            topic, place.name, place.owner_file(partition),
+        GroupCommit(
+            topic, directory.name, directory.owner_file(partition),
             [
                 entry.offset, entry.generation, entry.number, entry.history, entry.meta, entry.member,
                 entry.timestamp, entry.log_id.hex(), partition.topic,
             ],
-            place.log_id.hex(),
+            directory.log_id.hex(),
         )
         for partition, entry in entries.items()
     )  # fmt: skip
 
 
-def parsed(commit: CommittedOffsets) -> Entries:
-    """The entry of a manifest again; `CorruptLogError` if it is none."""
+def parsed(commit: GroupCommit) -> Entries:
+    """The entry in a manifest; `CorruptLogError` if it cannot be read."""
     _, _, number = commit.partition.rpartition("-")
     try:
         offset, generation, count, history, meta, member, timestamp, log_id, topic, *_ = commit.entry

@@ -1,14 +1,14 @@
-"""Manifest: the bytes of a store of transactions: what one transaction is, and what all up to a number have left.
+"""Manifest: the bytes of the files in a store of transactions.
 
-Invariant: what `encode` has written, `decode` returns, or it raises. A flipped or missing byte anywhere is
+Invariant: `decode` returns the facts that `encode` has written, or raises. A flipped or missing byte anywhere is
 `CorruptLogError`; a newer format that is intact is `UnsupportedFormatError`.
 
-A file is one line of JSON (see format/checked_json.py), and behind it the frames of a manifest:
+A file is one line of JSON (see format/checked_json.py). The frames of a manifest follow the line:
 
     {"format": 1, ..., "frames": {"size": 3, "crc": "..."}, "crc": "a1b2c3d4"}
     frames
 
-The number of a transaction is in the name of its file and not in the bytes: so a process that loses the race for a
+The number of a transaction is in the name of its file and not in the bytes. So a process that loses the race for a
 number links the same synced bytes to the next one.
 
 Threads: no state, safe for all.
@@ -26,8 +26,8 @@ from ..format.header import crc32c
 from ..log.transaction_numbers import MOST_BYTES
 
 __all__ = [
-    "AppState", "Checkpoint", "Fence", "Manifest", "Offsets", "Section", "decode",
-    "decode_checkpoint", "decode_store", "encode", "encode_checkpoint", "encode_store",
+    "AppState", "Checkpoint", "Fence", "GroupCommit", "Manifest", "Section", "decode", "decode_checkpoint", "decode_store",
+    "encode", "encode_checkpoint", "encode_store",
 ]  # fmt: skip
 
 
@@ -47,7 +47,7 @@ class Section(NamedTuple):
     is_segment: bool = False  # the file may become a segment; see staging.py
 
 
-class Offsets(NamedTuple):
+class GroupCommit(NamedTuple):
     """A commit of a consumer group for one partition."""
 
     topic: str  # path of the topic that has the group's directory, relative as in a section
@@ -63,9 +63,9 @@ class Offsets(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """A partition of a consumer group has a new owner: a lower generation cannot be committed behind it."""
+    """A partition of a consumer group has a new owner: no lower generation can be committed after it."""
 
-    topic: str  # as in `Offsets`
+    topic: str  # as in `GroupCommit`
     group: str
     partition: str
     generation: int
@@ -75,7 +75,7 @@ class Manifest(NamedTuple):
     """One entry of a store.
 
     With a version it is a transaction of the app. With an app and no version, the owner takes over the app.
-    Without an app it only fences partitions of groups, or passes over numbers that a topic has from another store.
+    Without an app it only fences partitions of groups, or skips numbers that a topic has from another store.
     """
 
     number: int
@@ -85,26 +85,26 @@ class Manifest(NamedTuple):
     source: str | None  # where the versions come from, such as the id of a query
     time: int  # microseconds
     sections: tuple[Section, ...] = ()
-    offsets: tuple[Offsets, ...] = ()
+    offsets: tuple[GroupCommit, ...] = ()
     fences: tuple[Fence, ...] = ()
     frames: bytes | None = b""  # None: they are damaged, or were not read because the entry is done
     id: int = 0  # drawn at random for each transaction: it names its records in the logs; 0 if there are none
     skip: int = 0  # 0, or above `number`: numbers up to here are never given
-    rows: int | None = None  # for whoever compares a repetition with it
+    rows: int | None = None  # to be compared with those of a repetition
 
     @property
     def last_number(self) -> int:
-        """The number behind which the next entry has its own."""
+        """The number before that of the next entry."""
         return max(self.number, self.skip)
 
     @property
     def applies(self) -> bool:
-        """Whether there is anything to apply. If not, the transaction is done when it is committed."""
+        """True if there is anything to apply. If not, the transaction is done when it is committed."""
         return bool(self.sections or self.offsets)
 
 
 class AppState(NamedTuple):
-    """What the transactions of one app have left."""
+    """The state of an app after its last entry."""
 
     version: int | None  # the last one; None if the app has only an owner
     owner: str
@@ -116,7 +116,7 @@ class AppState(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """What all entries up to a number have left. All of them are done."""
+    """The state after all entries up to a number. All of them are done."""
 
     number: int
     apps: Mapping[str, AppState]
@@ -146,7 +146,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(content: bytes, path: str) -> Manifest:
-    """The entry in the bytes of a file. The file's name has the number. Damaged frames are None."""
+    """The entry in the bytes of a file, whose name has the number. Damaged frames are None."""
     number = int(os.path.basename(path))
     return _read(content, path, "a transaction", lambda values, rest: _manifest(number, values, rest))
 
@@ -196,13 +196,12 @@ def _small(content: bytes, what: str) -> bytes:
 
 def _manifest(number: int, values: dict[str, Any], frames: bytes) -> Manifest:
     stated = values["frames"]
-    found = {"size": len(frames), "crc": f"{crc32c(frames):08x}"}
-    whole = (stated["size"], stated["crc"]) == (found["size"], found["crc"])
+    is_whole = (stated["size"], stated["crc"]) == (len(frames), f"{crc32c(frames):08x}")
     manifest = Manifest(
         number, _maybe(_text, values["app"]), _maybe(_count, values["version"]), _text(values["owner"]),
         _maybe(_text, values["source"]), _whole(values["time"]),
         tuple(map(_section, values["sections"])), tuple(map(_offsets, values["offsets"])),
-        tuple(map(_fence, values["fences"])), frames if whole else None, int(_text(values["id"]), 16),
+        tuple(map(_fence, values["fences"])), frames if is_whole else None, int(_text(values["id"]), 16),
         _count(values["skip"]), _maybe(_whole, values["rows"]),
     )  # fmt: skip
     _check(manifest)
@@ -216,19 +215,18 @@ def _section(values: dict[str, Any]) -> Section:
     )  # fmt: skip
 
 
-def _offsets(values: dict[str, Any]) -> Offsets:
-    entry = list(values["entry"])
+def _offsets(values: dict[str, Any]) -> GroupCommit:
     topic, group, partition, log = (_text(values[each]) for each in ("topic", "group", "partition", "log"))
-    return Offsets(topic, group, partition, entry, bytes.fromhex(log).hex())
+    return GroupCommit(topic, group, partition, list(values["entry"]), bytes.fromhex(log).hex())
 
 
 def _fence(values: dict[str, Any]) -> Fence:
-    generation = _count(values["generation"])
-    return Fence(_text(values["topic"]), _text(values["group"]), _text(values["partition"]), generation)
+    topic, group, partition = (_text(values[each]) for each in ("topic", "group", "partition"))
+    return Fence(topic, group, partition, _count(values["generation"]))
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuse what no process could apply."""
+    """Refuse a manifest that no process could apply."""
     for each in manifest.sections:
         if manifest.frames is not None and not each.file and each.at + each.size_bytes > len(manifest.frames):
             raise ValueError(f"a section ends at {each.at + each.size_bytes} in {len(manifest.frames)} bytes of frames")
@@ -240,7 +238,7 @@ def _check(manifest: Manifest) -> None:
 
 def _checkpoint(values: dict[str, Any], rest: bytes) -> Checkpoint:
     if rest:
-        raise ValueError(f"{len(rest)} bytes behind the line")
+        raise ValueError(f"{len(rest)} bytes after the line")
     apps = {
         app: AppState(
             _maybe(_count, version), _text(owner), tuple(map(_text, former)), _maybe(_text, source), _count(number),
@@ -259,16 +257,22 @@ def _maybe(kind: Callable[[Any], T], value: Any) -> T | None:
     return None if value is None else kind(value)
 
 
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise TypeError(f"{value!r} is no text")
+def _exactly(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:  # `True` is no integer here
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value
+
+
+def _text(value: Any) -> str:
+    return _exactly(str, value)
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is no integer")
-    return value
+    return _exactly(int, value)
+
+
+def _flag(value: Any) -> bool:
+    return _exactly(bool, value)
 
 
 def _count(value: Any) -> int:
@@ -277,14 +281,8 @@ def _count(value: Any) -> int:
     return int(value)
 
 
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise TypeError(f"{value!r} is neither true nor false")
-    return value
-
-
 def _id(value: Any) -> bytes:
-    found = bytes.fromhex(_text(value))
-    if len(found) != 16:
+    decoded = bytes.fromhex(_text(value))
+    if len(decoded) != 16:
         raise ValueError(f"{value} has not 16 bytes")
-    return found
+    return decoded

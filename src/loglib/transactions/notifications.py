@@ -1,10 +1,10 @@
-"""Notifications: how a transaction reaches the writer of a partition in another process.
+"""Notifications: tell the writers of partitions in other processes that a transaction was committed.
 
-Invariant: notifications are hints. They are never synced, and losing one loses nothing: what is committed is in the
-store, and every writer looks there when it opens a partition.
+Invariant: notifications are hints. They are never synced, and losing one loses nothing: the store has the committed
+transactions, and every writer reads it when it opens a partition.
 
     notify        a file ring-<random> in <topic>/inbox appears and is removed: the writers of the topic read the store
-    request_ack   a file <partition>-<random>; the writer of the partition removes it: it answers notifications
+    request_ack   a file <partition>-<random>; the writer of the partition removes it to acknowledge
 
 A process has one thread for all its topics. It sleeps until the system reports a change in an inbox (inotify). It
 begins to watch 0.2 s after the first topic was opened, so that a short program never pays for it, and ends with the
@@ -37,8 +37,8 @@ logger = logging.getLogger("loglib")
 
 INBOX = "inbox"  # the subdirectory in a topic's directory
 _NAP_S = 0.001
-_FREE_S = 0.02  # between two looks whether a partition is still held: a pass of retention holds it for milliseconds
-_QUIET_S = 0.2  # after the first topic was opened
+_FREE_S = 0.02  # between two checks that a partition is still held: a pass of retention holds it for milliseconds
+_QUIET_S = 0.2  # after the first topic was opened, before the thread watches
 _LOOK_S = 0.2  # where the system reports no changes
 _LOOK_AGAIN_S = 1.0  # while a transaction is held: the process that applies it may have died
 
@@ -61,9 +61,9 @@ def request_ack(
     patience_s: float,
     is_free: Callable[[int], bool] = lambda _: False,
 ) -> list[int]:
-    """The partitions whose writers do not answer in time.
+    """Ask the writers of these partitions for an answer; returns the partitions without one in `patience_s` seconds.
 
-    `is_free`: whether a partition has no writer any more. Then there is nobody to wait for.
+    `is_free(partition)` is True if the partition has no writer any more. Then no answer is awaited.
     """
     waiting = {partition: _new_name(files, topic_path, f"{partition:04d}") for partition in partitions}
     for path in waiting.values():
@@ -110,7 +110,7 @@ class _NotificationThread(NotCopyable):
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a topic may be collected, which leaves, in the middle of a call here
-        # By the topic's identity: its path, the topic, and its method without the topic. One path may have several.
+        # By `id(topic)`: its path, the topic, and its method without the topic. Several topics may have the same path.
         self._served: dict[int, tuple[str, weakref.ref[Any], Callable[[Any], bool]]] = {}
         self._thread: threading.Thread | None = None
         self._observer: Observer | None = None
@@ -129,7 +129,7 @@ class _NotificationThread(NotCopyable):
             if self._thread is None:
                 self._last_left = SimpleQueue()
                 thread = threading.Thread(target=self._run, args=[self._last_left], name="loglib-inbox", daemon=True)
-                thread.start()  # first: if there is no thread left, the next call tries again
+                thread.start()  # before the assignment: if the system has no thread left, the next call tries again
                 self._thread = thread
         self._wake()
 
@@ -157,7 +157,7 @@ class _NotificationThread(NotCopyable):
                 time.sleep(_LOOK_AGAIN_S)
 
     def _is_over(self) -> bool:
-        """Whether no topic is left. Then the thread ends, and the next topic begins another one."""
+        """True if no topic is left. Then the thread ends, and the next topic begins another one."""
         with self._lock:
             if not self._served:
                 self._thread = None
@@ -179,20 +179,20 @@ class _NotificationThread(NotCopyable):
             for path in watched.keys() - served:
                 observer.forget(path)
                 del watched[path]
-            changed = set(map(str, observer.changed()))  # first: an inbox that is made from now on is reported again
-            begun = {path for path in served if self._observe(observer, path, watched)}  # something may be there
+            changed = set(map(str, observer.changed()))  # first: an inbox that is made after this is reported again
+            begun = {path for path in served if self._observe(observer, path, watched)}  # these may have files already
             look_at = served & (held | changed | begun)
             held = {path for path in look_at if watched.get(path) and self._call(path)}
-            if not observer.reports:  # a topic was removed, or the system has no more watches: look again, and anew
+            if not observer.reports:  # a topic was removed, or the system has no more watches: begin again
                 time.sleep(_LOOK_S)
                 return
             observer.wait(_LOOK_AGAIN_S if held else None)
 
     def _observe(self, observer: Observer, path: str, watched: dict[str, bool]) -> bool:
-        """Watch the topic's inbox, or its directory while it has no inbox. True if the inbox is watched from now on."""
+        """Watch the topic's inbox, or its directory while it has no inbox. True if watching the inbox begins now."""
         inbox = os.path.join(path, INBOX)
         if path not in watched and os.path.isdir(path):
-            observer.observe_directory(path, path)  # before the look at the inbox, so that its making is not missed
+            observer.observe_directory(path, path)  # before the inbox is looked for, so that its creation is not missed
             watched[path] = False
         if watched.get(path) is not False or not os.path.isdir(inbox):
             return False
@@ -202,20 +202,20 @@ class _NotificationThread(NotCopyable):
         return True
 
     def _call(self, path: str) -> bool:
-        """Let the topics at the path look into their inbox. True if they must do so again soon."""
+        """Let the topics at the path read their inbox. True if they must do so again soon."""
         again = False
-        for each, topic, serve in list(self._served.values()):
-            found = topic() if each == path else None
-            if found is not None:
+        for topic_path, reference, serve in list(self._served.values()):
+            topic = reference() if topic_path == path else None
+            if topic is not None:
                 try:
-                    again |= serve(found)
-                except Exception:  # one topic's trouble is not the others'
-                    logger.exception("%s: its inbox is looked at again in a second", path)
+                    again |= serve(topic)
+                except Exception:  # the other topics are served
+                    logger.exception("%s: its inbox is read again in a second", path)
                     again = True
         return again
 
 
-_postman = PerProcess(_NotificationThread, _NotificationThread.abandon)
+_notification_thread = PerProcess(_NotificationThread, _NotificationThread.abandon)
 
 
 def listen(path: str, topic: T, serve: Callable[[T], bool]) -> None:
@@ -223,9 +223,9 @@ def listen(path: str, topic: T, serve: Callable[[T], bool]) -> None:
 
     While it returns True (a transaction is held), it is called again each second. The topic is not kept alive.
     """
-    _postman().listen(path, topic, serve)
+    _notification_thread().listen(path, topic, serve)
 
 
 def leave(topic: object) -> None:
-    """Stop that. Other topics at the same path are still attended."""
-    _postman().leave(topic)
+    """Stop calling `serve` for this topic. Other topics at the same path are still served."""
+    _notification_thread().leave(topic)

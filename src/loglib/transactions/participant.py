@@ -1,10 +1,10 @@
-"""Participant: a topic's part in the transactions that others have committed.
+"""Participant: a topic's part in the transactions of other processes.
 
-Invariant: applying goes by numbers and may be done again (apply.py), so it does no harm if several processes or
-threads serve one transaction.
+Invariant: applying goes by numbers and may be repeated (apply.py). So several processes or threads may serve the same
+transaction.
 
-Threads: `apply` runs where a topic is opened or held up; `serve` in the one thread of notifications.py. Neither keeps a
-topic alive: a serving knows its writers, and nothing of what owns them.
+Threads: `apply` runs where a topic is opened or waits for a transaction; `serve` in the one thread of
+notifications.py. Neither keeps a topic alive: a participant refers to the topic's writers only.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ _APPLY_S = 2.0  # at most for the transactions of a dead process, when a topic i
 
 
 class Participant:
-    """What is done for the transactions of one open topic."""
+    """The part of one open topic in transactions."""
 
     def __init__(self, files: Files, path: str, handles: Handles, clock: Callable[[], int]) -> None:
         self._files = files
         self._path = path
-        self._handles = handles  # they have the writers that are open now
+        self._handles = handles  # of the topic, with its open writers
         self._clock = clock
-        self._held_since: float | None = None  # when a transaction was first seen that is not done
+        self._held_since: float | None = None  # when a pending transaction was first seen
 
     def listen(self) -> None:
-        """Serve from now on, whenever another process leaves word in the topic's inbox."""
+        """Serve whenever another process notifies the topic."""
         notifications.listen(self._path, self, Participant.serve)
 
     def leave(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         notifications.leave(self)
 
     def apply(self, made: SectionWriter | None = None) -> None:
-        """Apply what a dead process has committed. Records of the topic may wait for it.
+        """Apply transactions that a dead process has committed, and for which records of the topic may wait.
 
         `made`: a writer that is not in use yet. Raises `CorruptLogError` if the log has a part of a transaction that
-        nobody can finish: what is appended behind it would never be visible.
+        no process can finish: records that are appended after it would never be visible.
         """
         writers = [*self._handles.writers, *([made] if made is not None else [])]
-        home = read_pointer(self._files, self._path)
+        pointer = read_pointer(self._files, self._path)
         try:
-            if home is None:
+            if pointer is None:
                 if any(each.disk.mark.held_txn for each in writers):
                     raise FileNotFoundError(errno.ENOENT, "no store of transactions is known", self._path)
                 return
-            store, applier = self._of(home, writers)
+            store, applier = self._open(pointer, writers)
             if store.pending():
                 applier.run(_APPLY_S)
-        except CommitPendingError as error:  # another process is applying
-            logger.warning("%s: transactions were not applied: %s", self._path, error)
         except (LogError, OSError) as error:
             logger.warning("%s: transactions were not applied: %s", self._path, error)
+            if isinstance(error, CommitPendingError):  # another process is applying
+                return
             from .apply import end_hold
 
             for writer in writers:
@@ -82,17 +82,17 @@ class Participant:
             applier.release_own()
 
     def serve(self) -> bool:
-        """Apply what other processes commit to the partitions of this one. True while something is held.
+        """Apply transactions of other processes to the partitions of this one. True while a transaction is held.
 
-        If it is held for a second, the process that applies it may have died: then this one goes on.
+        If it is held for a second, the process that applies it may have died: then this process applies it.
         """
         writers = list(self._handles.writers)
         notifications.answer(self._files, self._path, [each.partition for each in writers])
         try:
-            home = read_pointer(self._files, self._path)
-            if home is None:
+            pointer = read_pointer(self._files, self._path)
+            if pointer is None:
                 return False
-            store, applier = self._of(home, writers)
+            store, applier = self._open(pointer, writers)
             for manifest in store.pending():
                 applier.apply_own(manifest)
             applier.release_own()
@@ -105,7 +105,7 @@ class Participant:
                 applier.run(_PATIENCE_S)
         except LogClosedError:
             return False
-        except CommitPendingError:  # the transaction before it is not done yet: its end rings again
+        except CommitPendingError:  # the transaction before it is not done yet: its end notifies again
             return True
         except (LogError, OSError) as error:
             logger.warning("%s: transactions were not applied: %s", self._path, error)
@@ -114,7 +114,7 @@ class Participant:
         return any(each.disk.mark.held_txn for each in writers)
 
     def _end_holds(self, writers: list[SectionWriter]) -> None:
-        """The store is gone, so that nobody finishes what is held. A part of it makes the next append raise."""
+        """End the holds after the store is gone. A part of a transaction makes the next append raise."""
         from .apply import end_hold
 
         for writer in writers:
@@ -124,10 +124,10 @@ class Participant:
                 except LogError as error:
                     writer.raise_soon(error)
 
-    def _of(self, home: StorePointer, writers: list[SectionWriter]) -> tuple[Store, Applier]:
-        """The store of the topic's transactions, with what applies them."""
+    def _open(self, pointer: StorePointer, writers: list[SectionWriter]) -> tuple[Store, Applier]:
+        """The store of the topic's transactions, and an applier for these writers."""
         from .apply import Applier
         from .store import open_store
 
-        store = self._handles.store = open_store(self._files, os.path.normpath(home.path))
+        store = self._handles.store = open_store(self._files, os.path.normpath(pointer.path))
         return store, Applier(self._files, store, writers, clock=self._clock)

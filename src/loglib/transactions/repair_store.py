@@ -1,15 +1,15 @@
-"""Repair store: makes a store of transactions that is damaged, or that was set back, one that topics can use again.
+"""Repair store: makes a store of transactions that is damaged, or that was set back, usable again.
 
-Invariant: what is whole stays as it is, and a damaged file is set aside before another one takes its place. A
-transaction that is committed and whole is given up only if a topic has another history, so that nobody can apply it.
-A repair may be cut at any point and run again.
+Invariant: intact files do not change, and a damaged file is set aside before it is replaced. A transaction that is
+committed and intact is given up only if a topic has another history, so that no process can apply it. A repair may be
+interrupted at any point and run again.
 
-    store.json      is made anew, with the id that the topics beside it name
-    a checkpoint    one that says nothing of apps takes the place of a damaged one
-    an entry        one that says nothing takes the place of a damaged one
-    the numbers     go on above those that the topics have
+    store.json      made again, with the id that the topics beside it name
+    a checkpoint    a damaged one is replaced by one without apps
+    an entry        a damaged one is replaced by an empty one
+    the numbers     continue above those that the topics have
 
-Threads: no state. Processes: it holds the store's lock, so nobody applies meanwhile; others may commit.
+Threads: no state. Processes: it holds the store's lock, so no process applies meanwhile; others may commit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..system.lock import try_acquire
 from .apply import topic_of
-from .fit import Place, numbers_of
+from .fit import Target, numbers_of
 from .manifest import Checkpoint, Manifest, decode, decode_checkpoint, decode_store, encode, encode_checkpoint
 from .manifest import encode_store as encode_description
 from .store import Store
@@ -50,36 +50,34 @@ T = TypeVar("T")
 
 
 class _Fault(NamedTuple):
-    """What is wrong with a store, and what puts it right."""
+    """A fault of a store, and its repair."""
 
     damage: Damage
-    what: str  # in words, what a repair does
-    mend: Callable[[], str | None]  # returns the path of what was set aside
+    action: str  # what the repair does, for the report
+    mend: Callable[[], str | None]  # returns the path of the file that was set aside
 
 
-def repair(
-    path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None
-) -> RepairReport:
-    """Repair a damaged topic, so that it opens and is read past the damage. A whole topic stays as it is.
+def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None) -> RepairReport:
+    """Repair a damaged topic, so that it opens and is read past the damage. An intact topic does not change.
 
     Ranges of offsets that cannot be read are declared as gaps: all readers pass over them, log a warning and add them
     to `Reader.gaps`. Damaged bytes stay in their files; bytes that must be overwritten or cut are copied aside first,
-    into files `*.damaged-*` beside them. A damaged `topic.json` is written anew with the default policies: nothing is
-    then dropped by retention until you set it again. A damaged log of a consumer group's commits is not repaired. The
-    part of a transaction that nobody can finish, because the store of transactions is gone, is declared as a gap too.
-    If the topic has numbers that its store has not given, the store goes on above them.
+    into files `*.damaged-*` beside them. A damaged `topic.json` is replaced by one with the default policies: retention
+    then drops nothing until you set it again. A damaged log of a consumer group's commits is not repaired. The part of
+    a transaction that no process can finish, because the store of transactions is gone, is declared as a gap, too. If
+    the topic has numbers that its store has not given, the store continues above them.
 
-    `path` may be a store of transactions as well: a directory `.transactions`. Its damaged files are set aside, as
-    `*.damaged`, and files that say nothing take their places. If the topics beside it have numbers that it has not
-    given, since it is an older state of itself, it goes on above them. The versions of apps that it no longer knows can
-    then be committed a second time.
+    `path` may also be a store of transactions: a directory `.transactions`. Its damaged files are set aside, as
+    `*.damaged`, and replaced by empty ones. If the topics beside it have numbers that it has not given, because it was
+    set back to an older state, it continues above them. The versions of apps that it no longer knows can then be
+    committed a second time.
 
     `dry_run` changes nothing and reports what would be done. `progress` is called now and then with two numbers of
     bytes: those that are read, and all. Reads every partition twice.
 
-    Gaps inside sealed segments are declared also beside a writer. For all else nobody may write the partition, else
-    `LockedError` is raised. Raises `LogError` if there is no topic, `CorruptLogError` for a partition of which nothing
-    is left, and `StorageIOError` if the disk fails to read: copy the files to another disk first.
+    Gaps inside sealed segments are declared also beside a writer. All other repairs raise `LockedError` if a process
+    writes the partition. Raises `LogError` if there is no topic, `CorruptLogError` for a partition of which nothing is
+    left, and `StorageIOError` if the disk fails to read: copy the files to another disk first.
     """
     absolute = os.path.abspath(os.fsdecode(path))
     if is_store(REAL, absolute):
@@ -89,7 +87,7 @@ def repair(
 
 
 def is_store(files: Files, path: str) -> bool:
-    """Whether the directory is a store of transactions, perhaps a damaged one."""
+    """True if the directory is a store of transactions, perhaps a damaged one."""
     try:
         return files.exists(os.path.join(path, STORE_FILE)) or bool(numbers(files.listdir(path), CHECKPOINT))
     except (FileNotFoundError, NotADirectoryError):
@@ -97,12 +95,12 @@ def is_store(files: Files, path: str) -> bool:
 
 
 def verify_store(files: Files, path: str) -> VerifyReport:
-    """What is wrong with a store of transactions: damaged files, and numbers that its topics have and it has not."""
+    """Report the faults of a store of transactions: damaged files, and numbers of its topics that it has not given."""
     return VerifyReport(0, 0, 0, 0, tuple(each.damage for each in _Examination(files, path, now=0).faults()))
 
 
 def repair_store(files: Files, path: str, *, dry_run: bool, now: int) -> RepairReport:
-    """See `repair`. `LockedError` if a process applies transactions just now."""
+    """Repair a store as `repair` says. `LockedError` if a process is applying transactions."""
     repairs: list[Repair] = []
     lock = try_acquire(files, path)
     if lock is None:
@@ -110,28 +108,28 @@ def repair_store(files: Files, path: str, *, dry_run: bool, now: int) -> RepairR
     try:
         for fault in _Examination(files, path, now=now).faults():
             kept = None if dry_run else fault.mend()
-            repairs.append(Repair(None, fault.damage.path, f"{fault.what} ({fault.damage.found})", kept=kept))
+            repairs.append(Repair(None, fault.damage.path, f"{fault.action} ({fault.damage.found})", kept=kept))
     finally:
         lock.release()
     return RepairReport(tuple(repairs), verify_store(files, path))
 
 
 def _raise_store(files: Files, topic: str, *, dry_run: bool, now: int) -> list[Repair]:
-    """Let the topic's store, wherever it is, go on above the topic's numbers."""
+    """Let the topic's store, wherever it is, continue above the topic's numbers."""
     repairs: list[Repair] = []
     with suppress(LogError, OSError):  # the store's own repair
         pointer, described = read_pointer(files, topic), topic_file.read(files, topic)
         if pointer is not None and described is not None and not is_lost(files, topic):
             path = os.path.normpath(pointer.path)
             with Store(files, path) as store:
-                for fault in _Examination(files, path, now=now).of_numbers(store, _places(topic, *described)):
+                for fault in _Examination(files, path, now=now).of_numbers(store, _targets(topic, *described)):
                     kept = None if dry_run else fault.mend()
-                    repairs.append(Repair(None, path, f"{fault.what} ({fault.damage.found})", kept=kept))
+                    repairs.append(Repair(None, path, f"{fault.action} ({fault.damage.found})", kept=kept))
     return repairs
 
 
-def _places(topic: str, log_id: bytes, config: TopicConfig) -> Iterator[Place]:
-    return (Place(topic, Identity.of(log_id, number)) for number in range(config.partitions))
+def _targets(topic: str, log_id: bytes, config: TopicConfig) -> Iterator[Target]:
+    return (Target(topic, Identity.of(log_id, number)) for number in range(config.partitions))
 
 
 class _Examination:
@@ -143,23 +141,23 @@ class _Examination:
         self._now = now
 
     def faults(self) -> Iterator[_Fault]:
-        """What is wrong, in the order in which it is mended."""
+        """Yield the faults in the order in which they are mended."""
         yield from self._of_files()
-        with suppress(LogError, OSError), Store(self._files, self._path) as store:  # else the files above say why
-            yield from self.of_numbers(store, self._all_places())
+        with suppress(LogError, OSError), Store(self._files, self._path) as store:  # else the files have a fault
+            yield from self.of_numbers(store, self._all_targets())
             yield from self._of_topics(store)
 
     # --- files -------------------------------------------------------------------------------------------
 
     def _of_files(self) -> Iterator[_Fault]:
         yield from self._of_file(
-            STORE_FILE, decode_store, encode_description, "made anew", lambda: encode_description(self._stated_id())
+            STORE_FILE, decode_store, encode_description, "made again", lambda: encode_description(self._stated_id())
         )
         names = self._files.listdir(self._path)
         newest = max(numbers(names, CHECKPOINT), default=min(numbers(names), default=1) - 1)
         yield from self._of_file(
             name_of(newest, CHECKPOINT), decode_checkpoint, encode_checkpoint,
-            "an empty one takes its place: what it said of apps is lost",
+            "replaced by an empty one: the versions of its apps are lost",
             lambda: encode_checkpoint(Checkpoint(newest, {}, {})),
         )  # fmt: skip
         for number in sorted(each for each in numbers(names) if each > newest):
@@ -167,18 +165,18 @@ class _Examination:
             if name_of(number, DONE) not in names:
                 lost = "its records are lost where they are not yet applied"
             yield from self._of_file(
-                name_of(number), self._decode_pending, encode, f"an entry that says nothing takes its place: {lost}",
+                name_of(number), self._decode_pending, encode, f"replaced by an empty entry: {lost}",
                 lambda: encode(Manifest(0, None, None, "", None, self._now)),
             )  # fmt: skip
 
     def _decode_pending(self, content: bytes, path: str) -> Manifest:
         manifest = decode(content, path)
         if manifest.frames is None and not self._files.exists(path + DONE):
-            raise CorruptLogError(path, 0, "damaged records behind its line", "those that its line describes")
+            raise CorruptLogError(path, 0, "damaged records after its line", "those that its line describes")
         return manifest
 
     def _of_file(
-        self, name: str, read: Callable[[bytes, str], T], write: Callable[[T], bytes], what: str,
+        self, name: str, read: Callable[[bytes, str], T], write: Callable[[T], bytes], action: str,
         instead: Callable[[], bytes],
     ) -> Iterator[_Fault]:  # fmt: skip
         path = os.path.join(self._path, name)
@@ -194,19 +192,19 @@ class _Examination:
                 unseal(content[: content.find(b"\n") + 1])
                 return
             damage = Damage(None, range(0), path, 0, "one flipped bit", "what its checksum says")
-            what, instead = "written anew, as its checksum says", lambda: whole
-        yield _Fault(damage, what, lambda: self._replace(name, instead()))
+            action, instead = "written again, as its checksum says", lambda: whole
+        yield _Fault(damage, action, lambda: self._replace(name, instead()))
 
     def _replace(self, name: str, content: bytes) -> str | None:
         kept = None
         with Directory.open(self._files, self._path) as directory:
             if directory.exists(name):
                 kept = f"{name}.damaged"
-                with suppress(FileExistsError):  # a repair that was cut has set it aside
+                with suppress(FileExistsError):  # an interrupted repair has set it aside
                     directory.link(name, kept)
             permissions = stat.S_IMODE(self._files.facts(self._path).st_mode) & 0o666
             directory.replace(name, content, permissions)
-            if name.isdigit():  # processes that read it while it was whole must not wait for it
+            if name.isdigit():  # a process that read it before the damage must not wait for it
                 with suppress(FileExistsError):
                     directory.link(name, f"{name}{DONE}")
                 directory.sync()
@@ -222,7 +220,7 @@ class _Examination:
     # --- topics ------------------------------------------------------------------------------------------
 
     def _topics(self) -> Iterator[tuple[str, bytes, bytes]]:
-        """Path, log id, and the id that it has of this store, of each topic beside the store that names it."""
+        """Path, log id and stated id of the store, for each topic beside the store that names it."""
         parent = os.path.dirname(self._path)
         for name in catalog.names(self._files, parent):
             path = os.path.join(parent, name)
@@ -231,21 +229,21 @@ class _Examination:
                 if pointer is not None and described is not None and os.path.normpath(pointer.path) == self._path:
                     yield path, described[0], pointer.id
 
-    def _all_places(self) -> Iterator[Place]:
+    def _all_targets(self) -> Iterator[Target]:
         for path, _, _ in self._topics():
             described = topic_file.read(self._files, path)
             if described is not None:
-                yield from _places(path, *described)
+                yield from _targets(path, *described)
 
-    def of_numbers(self, store: Store, places: Iterable[Place]) -> Iterator[_Fault]:
-        """The fault of a store that is behind one of these partitions."""
+    def of_numbers(self, store: Store, targets: Iterable[Target]) -> Iterator[_Fault]:
+        """The fault of a store that has not given the highest number of these partitions."""
         last, ahead = store.last_number(), None
         highest = last
-        for place in places:
+        for target in targets:
             with suppress(LogError, OSError):  # the topic's own repair
-                has = numbers_of(self._files, place)
+                has = numbers_of(self._files, target)
                 if max(has.applied_txn, has.held_txn) > highest:
-                    highest, ahead = max(has.applied_txn, has.held_txn), place
+                    highest, ahead = max(has.applied_txn, has.held_txn), target
         if ahead is None:
             return
         found = f"the last transaction is {last}, and {ahead.directory} has transaction {highest}"
@@ -258,31 +256,31 @@ class _Examination:
         yield _Fault(damage, f"the next transaction has a number above {highest}", pass_over)
 
     def _of_topics(self, store: Store) -> Iterator[_Fault]:
-        """Transactions that nobody can apply."""
+        """Transactions that no process can apply."""
         for manifest in store.pending():
             for section in manifest.sections:
                 topic = topic_of(store, section.topic, section.log_id)
-                place = Place(topic, Identity.of(section.log_id, section.partition))
+                target = Target(topic, Identity.of(section.log_id, section.partition))
                 try:
-                    blocked = self._has_other_history(place, manifest)
+                    blocked = self._has_other_history(target, manifest)
                 except (LogError, OSError):  # the topic's own repair
                     continue
                 if blocked:
-                    yield self._of_pending(manifest, place)
+                    yield self._of_pending(manifest, target)
                     break
 
-    def _has_other_history(self, place: Place, manifest: Manifest) -> bool:
-        has = numbers_of(self._files, place)
+    def _has_other_history(self, target: Target, manifest: Manifest) -> bool:
+        has = numbers_of(self._files, target)
         if has.applied_txn < manifest.number or (has.applied_txn, has.applied_id) == (manifest.number, manifest.id):
             return False
-        with closing(Log(self._files, place.directory, place.identity)) as log:
+        with closing(Log(self._files, target.directory, target.identity)) as log:
             mark = log.published()
             headers = log.headers_from(mark.log_start_offset, mark)
             return Extent.among(headers, manifest.number, manifest.id) != Extent.WHOLE
 
-    def _of_pending(self, manifest: Manifest, place: Place) -> _Fault:
+    def _of_pending(self, manifest: Manifest, target: Target) -> _Fault:
         name = name_of(manifest.number)
-        found = f"transaction {manifest.number} cannot be applied: {place.directory} has another history"
+        found = f"transaction {manifest.number} cannot be applied: {target.directory} has another history"
         damage = Damage(None, range(0), os.path.join(self._path, name), 0, found, "the log for which it was committed")
 
         def give_up() -> str:

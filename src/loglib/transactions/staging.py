@@ -1,16 +1,16 @@
 """Staging: the records of a transaction before its commit, as whole encoded batches.
 
-Invariant: what is staged is in no log. A piece (batches for one partition) is a small log of its own: its offsets
+Invariant: staged records are in no log. A piece (batches for one partition) is a small log of its own: its offsets
 begin at 0, each batch names the CRC of the one before it, and the checksums are salted for the partition that will
-get it. So a piece that was cut, mixed up or sent to another partition is found before it is applied.
+get it. So a piece that was cut, mixed up or sent to another partition is detected before it is applied.
 
     up to 1 MiB in all     in memory, and then in the manifest of the transaction
     more                   <topic>/staging/<attempt>/<partition>, with pieces of about 1 MiB, and
-                           <topic>/staging/<attempt>/<partition>-1, -2 ... for the pieces behind the first one
+                           <topic>/staging/<attempt>/<partition>-1, -2 ... for the pieces after the first one
 
-The files behind the first one are laid out as segments: 4096 bytes of zeros, and then the batches. A large one (16 MiB
+The files after the first one are laid out as segments: 4096 bytes of zeros, and then the batches. A large one (16 MiB
 or a quarter of a segment) has a copy of its headers beside it, in <partition>-1.headers. It becomes a segment without
-being copied: its headers are written anew, in place. The copy is for a process that goes on after a crash, since a
+being copied: its headers are rewritten in place. The copy is for a process that continues after a crash, since a
 torn header would be the only one. The first piece is always copied, so that the segment before the new one has a batch.
 
 The name of an attempt is random, so no file is ever written by two attempts. A directory of an attempt that no
@@ -51,8 +51,8 @@ from ..system.lock import Lock, is_free, try_acquire
 from ..system.not_copyable import NotCopyable
 
 __all__ = [
-    "HEADERS", "STAGING", "Portion", "Stage", "Staged", "header_in", "read_headers", "read_section", "remove_attempt",
-    "sweep",
+    "HEADERS", "STAGING", "Portion", "Stage", "Staged", "directory_of", "header_in", "read_headers", "read_section",
+    "remove_attempt", "sweep", "sync_names",
 ]  # fmt: skip
 
 STAGING = "staging"  # the subdirectory in a topic's directory
@@ -64,7 +64,7 @@ _MOST_PARTS = 1000  # of one write: the system takes 1,024
 
 
 class Portion(NotCopyable):
-    """One piece, while batches are added to it."""
+    """A piece, while batches are added to it."""
 
     def __init__(self, name: str, at: int) -> None:
         self.name = name  # of its file, if it gets one
@@ -75,14 +75,14 @@ class Portion(NotCopyable):
         self.headers: list[bytes] = []
         self.last = (0, 0)  # CRC and length of the last batch
         self.fd = -1
-        self.is_segment = False  # whether its headers are in a file, too
+        self.is_segment = False  # its headers are in a file, too
 
     @property
     def batches(self) -> int:
         return len(self.headers)
 
     def take(self) -> bytes:
-        """The batches in memory, which are the caller's from now on."""
+        """Return the batches in memory, and forget them."""
         content = b"".join(self.parts)
         self.parts, self.buffered_bytes = [], 0
         return content
@@ -103,7 +103,7 @@ class Portion(NotCopyable):
         self.drain(files, self.fd, self.at + self.size_bytes - self.buffered_bytes)
 
     def sync(self, files: Files, directory: str, permissions: int, *, large_bytes: int) -> None:
-        """Make the file durable, except its name. A large one gets its copy of the headers. Synced."""
+        """Make the file durable, except its name. A large one gets a copy of its headers. Synced."""
         files.datasync(self.fd)
         if self.at and self.size_bytes >= large_bytes:
             path = os.path.join(directory, self.name + HEADERS)
@@ -119,7 +119,7 @@ class Portion(NotCopyable):
 class Staged(NotCopyable):
     """The section of one partition, while records are added to it.
 
-    Without `copies` the bodies that are added are not copied: their memory must stay as it is until they are written.
+    Without `copies` the bodies that are added are not copied: their memory must not change until they are written.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Staged(NotCopyable):
         self._codec = codec_id(config.compression)
         self._now = now
         self._copies = copies
-        self._open: list[Columns] = []  # records that are not encoded yet
+        self._open: list[Columns] = []  # not yet encoded records
         self._open_bytes = self._open_records = 0
 
     @property
@@ -151,7 +151,7 @@ class Staged(NotCopyable):
         return min(_LARGE_BYTES, self._config.roll_bytes // 4)
 
     def add(self, load: Load) -> None:
-        """Add the records of one call. Raises the errors of `check_columns`, and then has added none of them."""
+        """Add the records of one call. Raises the errors of `check_columns`; then none of them is added."""
         columns, size_bytes = load
         config = self._config
         if size_bytes is None:
@@ -170,14 +170,14 @@ class Staged(NotCopyable):
                 self.seal()
 
     def seal(self) -> None:
-        """Encode the records that are not encoded yet."""
+        """Encode the records that are not yet encoded."""
         if self._open:
             columns, self._open, self._open_bytes, self._open_records = _merged(self._open, self._now()), [], 0, 0
             for chunk in chunks(columns, self._config):
                 self._stage(encode_body(chunk, codec=self._codec))
 
     def add_body(self, body: Body) -> None:
-        """Add a batch that is encoded already, behind all records so far."""
+        """Add an encoded batch after all records that were added before."""
         self.seal()
         self._stage(body)
 
@@ -217,7 +217,7 @@ class Staged(NotCopyable):
 
 
 class Stage(NotCopyable):
-    """All that one transaction has staged."""
+    """All staged records of one transaction."""
 
     def __init__(self, files: Files, now: Callable[[], int]) -> None:
         self.attempt = files.random_bytes(16).hex()
@@ -226,10 +226,10 @@ class Stage(NotCopyable):
         self._sections: dict[tuple[str, int], Staged] = {}
         self._spilled = False
         self._permissions = 0o600
-        self._locks: dict[str, Lock | None] = {}  # of its directories, by topic: nobody sweeps what is locked
+        self._locks: dict[str, Lock | None] = {}  # of its directories, by topic: a locked one is not swept
 
     def section(self, topic_path: str, identity: Identity, config: TopicConfig) -> Staged:
-        """The section of a partition; it is made at the first call."""
+        """The section of a partition."""
         self._permissions = config.permissions
         key = topic_path, identity.partition
         if key not in self._sections:
@@ -242,11 +242,11 @@ class Stage(NotCopyable):
             each.seal()
         return [each for each in self._sections.values() if each.batches]
 
-    def spill(self, *, all_of_it: bool = False) -> bool:
-        """Write what is in memory to files, if it is much. True if the sections are in files."""
+    def spill(self, *, last: bool = False) -> bool:
+        """Write the batches in memory to files above 1 MiB, and with `last` if others are. True if there are files."""
         if sum(each.buffered_bytes for each in self._sections.values()) > _SMALL_BYTES:
             self._spilled = True
-        elif not (self._spilled and all_of_it):
+        elif not (self._spilled and last):
             return self._spilled
         for section in self._sections.values():
             self._lock(section)
@@ -261,7 +261,7 @@ class Stage(NotCopyable):
             self._locks[section.topic_path] = try_acquire(self._files, self._directory(section))
 
     def _directory(self, section: Staged) -> str:
-        return os.path.join(section.topic_path, STAGING, self.attempt)
+        return directory_of(section.topic_path, self.attempt)
 
     def sync(self) -> None:
         """Make the files durable, with their names. Synced."""
@@ -273,8 +273,7 @@ class Stage(NotCopyable):
                     portion.sync(self._files, directory, self._permissions, large_bytes=large_bytes)
                     topics.add(section.topic_path)
         for path in topics:
-            for each in (os.path.join(path, STAGING, self.attempt), os.path.join(path, STAGING), path):
-                self._files.sync_directory(each)
+            sync_names(self._files, path, self.attempt)
 
     def close(self) -> None:
         """Close the files."""
@@ -293,7 +292,7 @@ class Stage(NotCopyable):
 
 
 def _merged(pieces: list[Columns], now_us: int) -> Columns:
-    """The records of several calls as one. Records without a time get `now_us` if others have one."""
+    """Merge the records of several calls. Records without a time get `now_us` if others have one."""
     values = [value for each in pieces for value in each.values]
     columns: dict[str, list[object] | None] = {"keys": None, "timestamps": None, "headers": None}
     missing = {"keys": None, "timestamps": now_us, "headers": ()}
@@ -308,7 +307,7 @@ def _merged(pieces: list[Columns], now_us: int) -> Columns:
 
 
 def header_in(headers: bytes, number: int, _: int) -> bytes:
-    """The bytes of one header of a copy of all."""
+    """The bytes of one header in a copy of all headers."""
     return headers[number * HEADER_BYTES :][:HEADER_BYTES]
 
 
@@ -342,7 +341,7 @@ def read_section(
 ) -> Iterator[tuple[Header, bytes]]:
     """The checked batches of a piece. `read(position, size)` gives its bytes; it begins at byte `at` of `path`.
 
-    `headers`: the copy of its headers, if those in the file may have been written anew. Raises `CorruptLogError` if
+    `headers`: the copy of its headers, if those in the file may have been rewritten. Raises `CorruptLogError` if
     the piece is not whole, or was made for another partition.
     """
 
@@ -362,9 +361,20 @@ def read_section(
         yield header, body
 
 
+def directory_of(topic_path: str, attempt: str) -> str:
+    """The directory of the files that an attempt has staged in a topic."""
+    return os.path.join(topic_path, STAGING, attempt)
+
+
+def sync_names(files: Files, topic_path: str, attempt: str) -> None:
+    """Make the names of an attempt's files durable. Synced."""
+    for path in (directory_of(topic_path, attempt), os.path.join(topic_path, STAGING), topic_path):
+        files.sync_directory(path)
+
+
 def remove_attempt(files: Files, topic_path: str, attempt: str) -> None:
     """Remove the directory of an attempt, if it is there."""
-    files.remove_tree(os.path.join(topic_path, STAGING, attempt))
+    files.remove_tree(directory_of(topic_path, attempt))
 
 
 def sweep(files: Files, topic_path: str, keep: set[str], *, now_s: float) -> None:

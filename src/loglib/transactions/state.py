@@ -1,17 +1,18 @@
-"""State: what the transactions up to a number have left, and whether the next one may be committed.
+"""State: the apps and generations after the entries up to a number, which decide if the next one may be committed.
 
-Invariant: it is a function of the entries in their order. So all processes agree, whichever checkpoint they began
-from. An app has one owner; the version of an app and the generation of a group's partition never fall.
+Invariant: it is a function of the entries in their order. So all processes agree, from whichever checkpoint they began.
+An app has one owner; the version of an app and the generation of a group's partition never fall.
 
 Threads: the owner of a state serialises its calls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..errors import FencedError, SourceMismatchError, StaleGenerationError
-from .manifest import AppState, Checkpoint, Fence, Manifest, Offsets, Section
+from .manifest import AppState, Checkpoint, Fence, GroupCommit, Manifest, Section
 
 __all__ = ["Intent", "State"]
 
@@ -26,7 +27,7 @@ class Intent(NamedTuple):
     owner: str
     source: str | None = None
     sections: tuple[Section, ...] = ()
-    offsets: tuple[Offsets, ...] = ()
+    offsets: tuple[GroupCommit, ...] = ()
     frames: bytes = b""
     rows: int | None = None
 
@@ -85,19 +86,19 @@ class State:
         return version
 
     def is_owner(self, app: str, owner: str, source: str | None) -> bool:
-        """Whether the app has this owner; False if the owner may take it over, else `FencedError`."""
+        """True if the app has this owner; False if the owner may take it over, else `FencedError`."""
         state = self.apps.get(app)
         self._last_of(app, source)
         if state is not None and owner in state.former and owner != state.owner:
             raise FencedError(app, owner, state.owner)
         return state is not None and state.owner == owner
 
-    def unknown(self, fences: tuple[Fence, ...]) -> tuple[Fence, ...]:
+    def unknown(self, fences: Iterable[Fence]) -> tuple[Fence, ...]:
         """The fences that raise a generation."""
         return tuple(each for each in fences if each.generation > self.generations.get(each[:3], 0))
 
     def _last_of(self, app: str, source: str | None) -> int:
-        """The app's last version, -1 if it has none. Its source must be the one that is recorded."""
+        """The app's last version, -1 if it has none. `SourceMismatchError` if its versions have another source."""
         state = self.apps.get(app)
         if state is None:
             return -1
@@ -106,7 +107,7 @@ class State:
         return -1 if state.version is None else state.version
 
     def has(self, manifest: Manifest) -> bool:
-        """Whether this entry is the last one of its app. No two entries of an owner have the same number and time."""
+        """True if this entry is the last one of its app. No two entries of an owner have the same number and time."""
         state = self.apps.get(manifest.app or "")
-        own = manifest.version, manifest.owner, manifest.number, manifest.time
-        return state is not None and (state.version, state.owner, state.number, state.last_used) == own
+        entry = manifest.version, manifest.owner, manifest.number, manifest.time
+        return state is not None and (state.version, state.owner, state.number, state.last_used) == entry

@@ -1,39 +1,40 @@
 """Store: the numbered files in which transactions are committed, one after the other, by any number of processes.
 
 Invariant: the numbers of entries have no gap, also after a power cut, and each entry was allowed by those before it.
-So a version of an app is committed once, and nothing of a former owner is committed behind its fence.
+So a version of an app is committed once, and a former owner commits nothing after its fence.
 
     commit      a synced temporary is linked to the next number; of several processes one gets it, and the others
                 read its entry and check again; then the directory is synced
     finish      `<number>.done` is linked and synced
-    checkpoint  every 256 numbers, when all of them are done; then the older names go
+    checkpoint  every 256 numbers, when all of them are done; then the older names are removed
 
-Before an entry is linked or acted upon, the directory is synced: no power cut takes away what it builds on.
+Before an entry is linked or acted upon, the directory is synced: a power cut takes away nothing on which it builds.
 
-A deleted name is free again. So a process that stood still may link an entry to a number that others have folded into
-a checkpoint: this entry is void. Nobody takes it for a commit, because of the order in which names go: older
-checkpoints, then manifests, then `.done`, with a sync after each kind. As long as the checkpoint exists from which a
-process began, no name above that checkpoint has been deleted, and none is void. So the process looks for that
-checkpoint after it has read or linked an entry. If the checkpoint is gone, it begins again from the newest one.
+A removed name is free again. So a stalled process may link an entry to a number that was already checkpointed; such an
+entry is ignored. No process takes it for a commit, because of the order in which names are removed: older checkpoints,
+then manifests, then `.done`, with a sync after each kind. As long as the checkpoint exists from which a process began,
+no name above that checkpoint was removed, and no entry there is ignored. So the process checks that its checkpoint
+exists after it has read or linked an entry. If the checkpoint is gone, it begins again from the newest one.
 
 Threads: one lock for each `Store`, held over its file calls. Processes: any number, each with a `Store` of its own.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
+import math
 import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from ..errors import CorruptLogError, ForkedHandleError, LogClosedError, LogError, LogMovedError, StorageIOError
 from ..log.store_pointer import STORE_FILE as NAME
+from ..log.store_pointer import lost_store, read_pointer
 from ..log.topic_file import new_aside, put_in_place
 from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, newest_checkpoint, numbers
 from ..system.directory import Directory
@@ -54,9 +55,11 @@ from .manifest import (
 )
 from .state import Intent, State
 
-__all__ = ["NAME", "Committed", "Store", "make_store", "open_store"]
+__all__ = ["NAME", "STORE", "Committed", "Store", "find_store", "make_store", "open_store"]
 
-CHECKPOINT_EVERY = 256  # a process that opens the store reads at most this many entries, besides those that wait
+STORE = ".transactions"  # the directory of a store, beside the topics
+
+CHECKPOINT_EVERY = 256  # a process that opens the store reads at most this many entries, and the pending ones
 _MOST_BYTES = 1 << 20
 _LISTINGS = 3  # a listing misses the newest checkpoint only if another one replaces it meanwhile
 _TEMPORARY = ".tmp"
@@ -74,7 +77,7 @@ class Committed(NamedTuple):
 
 
 def make_store(files: Files, path: str, permissions: int) -> None:
-    """Make a store if there is none at the path. Synced, including its name; one of several processes wins."""
+    """Make a store at the path if there is none. Synced, including its name; one of several processes wins."""
     aside = new_aside(files, path)
     if not files.exists(path):
         put_in_place(files, aside, path, lambda: _build(files, aside, permissions))
@@ -89,12 +92,23 @@ def _build(files: Files, aside: str, permissions: int) -> None:
     files.sync_directory(aside)
 
 
-# By process id and path: a forked child opens its own. A store that nobody refers to is closed.
+def find_store(files: Files, topic_path: str, permissions: int, *, path: str | None = None) -> Store:
+    """The store of a topic's transactions. If the topic has none, it is made at `path`, or beside the topic."""
+    pointer = read_pointer(files, topic_path)
+    path = path or (pointer and os.path.normpath(pointer.path)) or os.path.join(os.path.dirname(topic_path), STORE)
+    if not files.exists(path):
+        if pointer is not None:
+            raise LogError(lost_store(topic_path, path))
+        make_store(files, path, permissions)
+    return open_store(files, path)
+
+
+# By process id and path: a forked child opens its own. A store without a reference is closed.
 _open: WeakValueDictionary[tuple[int, str], Store] = WeakValueDictionary()
 
 
 def open_store(files: Files, path: str) -> Store:
-    """The store at the path, with what this process knows of it already. Do not close it, but keep it while in use."""
+    """The store at the path, which the process opens once. Do not close it, but keep a reference while it is in use."""
     if not files.real:
         return Store(files, path)
     key = os.getpid(), path
@@ -105,7 +119,7 @@ def open_store(files: Files, path: str) -> Store:
 
 
 class Store(NotCopyable):
-    """An open store. `FileNotFoundError` if there is none. Close it; one that nobody refers to closes itself."""
+    """An open store. `FileNotFoundError` if there is none. A store without a reference closes itself."""
 
     _directory: Directory | None = None
 
@@ -114,8 +128,7 @@ class Store(NotCopyable):
         self.path = path
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._expire_before: int | None = None
-        self._stale = False  # what is known may be half changed
+        self._stale = False  # an exception may have left the fields below half changed
         self._synced = 0
         self._directory = Directory.open(files, path)
         try:
@@ -145,7 +158,7 @@ class Store(NotCopyable):
             directory.close()
 
     def is_here(self) -> bool:
-        """Whether the path still leads to this store."""
+        """True if the path still leads to this store."""
         directory = self._directory
         return directory is not None and directory.is_named()
 
@@ -155,14 +168,14 @@ class Store(NotCopyable):
         """Commit a transaction, once for each version of its app. Synced.
 
         Its staged files must be synced before. `FencedError`, `SourceMismatchError` or `StaleGenerationError` if
-        it may not be committed; `StorageIOError` if it is in doubt: then a repeated call, or `last_version`, says.
+        it may not be committed; `StorageIOError` if it is in doubt: then call it again, or ask for `last_version`.
         """
         number, version = 0, intent.version
         drawn = int.from_bytes(self.files.random_bytes(8), "little") | 1  # never 0
 
-        def entry(doubtful: Manifest | None) -> Manifest | None:
+        def entry(maybe_committed: Manifest | None) -> Manifest | None:
             nonlocal number, version
-            wanted = intent if doubtful is None else intent._replace(version=doubtful.version)
+            wanted = intent if maybe_committed is None else intent._replace(version=maybe_committed.version)
             version = self._state.version_for(wanted)
             if version is not None:
                 return Manifest(
@@ -177,18 +190,18 @@ class Store(NotCopyable):
                 )
             return None
 
-        with self._turn() as directory:
+        with self._use() as directory:
             committed = self._append(directory, entry, now)
             assert version is not None
             return Committed(number if committed is None else committed.number, version, committed is None)
 
     def pass_over(self, number: int, *, now: int) -> None:
-        """Never give a number up to this one: a topic has it from another store. Synced."""
+        """Give no number up to this one: a topic has it from another store. Synced."""
 
         def entry(_: Manifest | None) -> Manifest | None:
             return Manifest(0, None, None, "", None, now, skip=number) if self._state.number < number else None
 
-        with self._turn() as directory:
+        with self._use() as directory:
             self._append(directory, entry, now)
 
     def fence_owner(self, app: str, owner: str, source: str | None, *, now: int) -> int:
@@ -199,30 +212,27 @@ class Store(NotCopyable):
         """
 
         def entry(_: Manifest | None) -> Manifest | None:
-            if self._state.is_owner(app, owner, source):
-                return None
-            return Manifest(0, app, None, owner, source, now)
+            is_owner = self._state.is_owner(app, owner, source)
+            return None if is_owner else Manifest(0, app, None, owner, source, now)
 
-        with self._turn() as directory:
+        with self._use() as directory:
             self._append(directory, entry, now)
             return self._state.apps[app].number
 
-    def fence_groups(self, fences: tuple[Fence, ...], *, now: int) -> None:
-        """From now on a lower generation than these cannot be committed for these partitions of groups. Synced."""
+    def fence_groups(self, fences: Sequence[Fence], *, now: int) -> None:
+        """Refuse commits of lower generations than these for these partitions of groups from now on. Synced."""
 
         def entry(_: Manifest | None) -> Manifest | None:
             unknown = self._state.unknown(fences)
             return Manifest(0, None, None, "", None, now, fences=unknown) if unknown else None
 
-        with self._turn() as directory:
+        with self._use() as directory:
             self._append(directory, entry, now)
 
     def generations(self, topic: str, group: str) -> dict[str, int]:
         """The highest generation of each partition of the group that is in an entry. Synced."""
-        with self._turn() as directory:
-            self._advance(directory)
-            self._sync(directory)
-            known = self._state.generations.items()
+        with self._current() as state:
+            known = state.generations.items()
             return {key[2]: generation for key, generation in known if key[:2] == (topic, group)}
 
     def last_version(self, app: str) -> int | None:
@@ -231,79 +241,71 @@ class Store(NotCopyable):
         return None if state is None else state.version
 
     def app(self, app: str) -> AppState | None:
-        """What the transactions of the app have left; None if there are none. Synced."""
-        with self._turn() as directory:
-            self._advance(directory)
-            self._sync(directory)
-            return self._state.apps.get(app)
+        """The state of the app after all transactions; None if it has none. Synced."""
+        with self._current() as state:
+            return state.apps.get(app)
 
-    def expire(self, before: int) -> None:
-        """Forget the apps that were last used before this time, in microseconds, at the next checkpoint."""
-        self._expire_before = before
+    def last_number(self) -> int:
+        """The number of the last entry. Synced."""
+        with self._current() as state:
+            return state.number
 
-    def fold(self, *, now: int) -> list[str]:
-        """Make a checkpoint now, however few entries there are; returns the apps that it forgets. Synced."""
-        with self._turn() as directory:
-            # An entry that says nothing: the checkpoint needs a new number.
+    def expire(self, used_before: float = -math.inf, *, now: int) -> list[str]:
+        """Make a checkpoint now that forgets the apps that were last used before a time; returns them. Synced."""
+        with self._use() as directory:
+            # An entry without content: the checkpoint needs a new number.
             self._append(directory, lambda _: Manifest(0, None, None, "", None, now), now)
-            self._settle(directory)
-            before = set(self._folded.apps)
-            self._make_checkpoint(directory)
+            self._find_done(directory)
+            before = set(self._done_state.apps)
+            self._make_checkpoint(directory, used_before)
             self._sweep(directory, now)
-            return sorted(before - set(self._folded.apps))
+            return sorted(before - set(self._done_state.apps))
 
     # --- applying ---------------------------------------------------------------------------------------
 
     def pending(self) -> list[Manifest]:
         """The transactions that are committed and not yet done, in order. Synced: they may be applied."""
-        with self._turn() as directory:
-            self._catch_up(directory)
+        with self._use() as directory:
+            self._advance_and_find_done(directory)
             self._sync(directory)
-            return [self._waiting[number] for number in sorted(self._waiting)]
-
-    def last_number(self) -> int:
-        """The number of the last entry. Synced."""
-        with self._turn() as directory:
-            self._advance(directory)
-            self._sync(directory)
-            return self._state.number
+            return [self._pending[number] for number in sorted(self._pending)]
 
     def is_done(self, number: int) -> bool:
-        """Whether the entry is applied everywhere. An entry that has nothing to apply is done when it is committed."""
-        with self._turn() as directory:
-            self._catch_up(directory)
-            return number <= self._state.number and number not in self._waiting
+        """True if the entry is applied everywhere. An entry that has nothing to apply is done when it is committed."""
+        with self._use() as directory:
+            self._advance_and_find_done(directory)
+            return number <= self._state.number and number not in self._pending
 
-    def waiting_id(self, number: int) -> int | None:
+    def pending_id(self, number: int) -> int | None:
         """The id of the transaction with this number, if it is committed and not yet done; else None."""
-        with self._turn() as directory:
-            self._catch_up(directory)
-            waiting = self._waiting.get(number)
-            return None if waiting is None else waiting.id
+        with self._use() as directory:
+            self._advance_and_find_done(directory)
+            pending = self._pending.get(number)
+            return None if pending is None else pending.id
 
     def finish(self, number: int, *, now: int) -> None:
-        """State that the transaction is applied everywhere, and that all of this is synced. Synced."""
-        with self._turn() as directory:
+        """Mark the transaction as done: it is applied everywhere, and this is synced. Synced."""
+        with self._use() as directory:
             self._advance(directory)
             self._sync(directory)
             if number > self._state.number:
                 raise ValueError(f"transaction {number} is not committed; the last one is {self._state.number}")
-            if number > self._base:
+            if number > self._checkpoint_number:
                 try:
                     directory.link(name_of(number), name_of(number, DONE))
                 except FileExistsError:
                     pass
-                except FileNotFoundError:  # others have finished it, and have made a checkpoint
+                except FileNotFoundError:  # another process has finished it, and made a checkpoint
                     self._advance(directory)
-                    if number > self._base:
+                    if number > self._checkpoint_number:
                         raise
                 directory.sync()
-            self._fold(directory, now)
+            self._checkpoint_if_due(directory, now)
 
     # --- inside: the next number ------------------------------------------------------------------------
 
     @contextmanager
-    def _turn(self) -> Iterator[Directory]:
+    def _use(self) -> Iterator[Directory]:
         if os.getpid() != self._pid:
             raise ForkedHandleError(self.path, self._pid)
         with enter(self._lock, self.path):
@@ -317,24 +319,32 @@ class Store(NotCopyable):
             except LogError:
                 raise
             except BaseException:
-                self._stale = True  # it may have been interrupted halfway
+                self._stale = True
                 raise
+
+    @contextmanager
+    def _current(self) -> Iterator[State]:
+        """The state after all entries, which are synced."""
+        with self._use() as directory:
+            self._advance(directory)
+            self._sync(directory)
+            yield self._state
 
     def _append(
         self, directory: Directory, entry: Callable[[Manifest | None], Manifest | None], now: int
     ) -> Manifest | None:
-        """Link the entry that is wanted behind those that are there; None if none is wanted. Synced.
+        """Link the entry that `entry()` returns to the next number; None if it returns None. Synced.
 
-        `entry` is called again whenever there are new ones. Its argument is an entry that was linked, and that others
-        may have folded, or else was void.
+        `entry` is called again after entries of other processes. Its argument is None, or an entry that this call has
+        linked to a number that was checkpointed: either the checkpoint contains it, or it was ignored.
         """
         if not directory.is_named():
             raise LogMovedError(self.path, "was moved, removed or replaced")
-        temporary = written = doubtful = None
+        temporary = written = maybe_committed = None
         try:
             while True:
                 self._advance(directory)
-                wanted = entry(doubtful)
+                wanted = entry(maybe_committed)
                 self._sync(directory)
                 if wanted is None:
                     return None
@@ -346,23 +356,23 @@ class Store(NotCopyable):
                     directory.link(temporary, name_of(linked.number))
                 except FileExistsError:
                     continue
-                except FileNotFoundError:  # it was so old that it was taken for an orphan
+                except FileNotFoundError:  # it was old, and removed as an orphan
                     temporary = None
                     continue
-                if not self._may_be_void(directory, linked.number):
-                    self._take(linked)
+                if not self._was_checkpointed(directory, linked.number):
+                    self._add(linked)
                 elif not self._state.has(linked):
-                    doubtful = linked
+                    maybe_committed = linked
                     continue
                 self._sync_commit(directory, linked.number)
-                self._fold(directory, now)
+                self._checkpoint_if_due(directory, now)
                 return linked
         finally:
             self._drop(directory, temporary)
 
-    def _may_be_void(self, directory: Directory, number: int) -> bool:
-        """Whether a checkpoint replaces the number that was just linked. If so, the name is removed."""
-        if self._is_base_there(directory) or self._newest(directory) < number:
+    def _was_checkpointed(self, directory: Directory, number: int) -> bool:
+        """True if a checkpoint covers the number that was just linked. The name is then removed."""
+        if self._is_checkpoint_there(directory) or self._newest_number(directory) < number:
             return False
         with suppress(FileNotFoundError):
             directory.unlink(name_of(number))
@@ -370,26 +380,21 @@ class Store(NotCopyable):
         return True
 
     def _write(self, directory: Directory, content: bytes) -> str:
-        while True:
-            name = f".{self.files.random_bytes(16).hex()}{_TEMPORARY}"
-            try:
-                fd = directory.create(name, self._permissions)
-            except FileExistsError:
-                continue
-            try:
-                self.files.fill(fd, content)
-            except BaseException:
-                self._drop(directory, name)
-                raise
-            return name
+        name = f".{self.files.random_bytes(16).hex()}{_TEMPORARY}"
+        try:
+            directory.write_new(name, content, self._permissions)
+        except BaseException:
+            self._drop(directory, name)
+            raise
+        return name
 
     def _drop(self, directory: Directory, temporary: str | None) -> None:
         if temporary is not None:
-            with suppress(OSError):  # an orphan goes later
+            with suppress(OSError):  # an orphan is removed later
                 directory.unlink(temporary)
 
     def _sync(self, directory: Directory) -> None:
-        """Make all entries durable that are known here."""
+        """Make all known entries durable."""
         if self._synced < self._state.number:
             directory.sync()
             self._synced = self._state.number
@@ -406,11 +411,11 @@ class Store(NotCopyable):
     def _load(self, directory: Directory) -> None:
         """Begin from the newest checkpoint."""
         while True:
-            newest = self._newest(directory)
+            newest = self._newest_number(directory)
             name = name_of(newest, CHECKPOINT)
             try:
                 fd = directory.open_read(name)
-            except FileNotFoundError:  # another one has replaced it
+            except FileNotFoundError:  # a newer one has replaced it
                 continue
             identity = _identity(self.files.fstat(fd))
             content = self.files.drain(fd, directory.path_of(name), MOST_BYTES)
@@ -418,35 +423,35 @@ class Store(NotCopyable):
         checkpoint = decode_checkpoint(content, directory.path_of(name))
         if checkpoint.number != newest:
             raise CorruptLogError(directory.path_of(name), 0, f"number {checkpoint.number}", f"number {newest}")
-        self._base, self._base_identity = newest, identity
-        self._state = State(checkpoint)  # of all entries that are known
-        self._folded = State(checkpoint)  # of those up to the first that is not done
-        self._behind: deque[Manifest] = deque()  # the entries between the two, without their frames
-        self._waiting: dict[int, Manifest] = {}  # those of them that are not known to be done
+        self._checkpoint_number, self._checkpoint_identity = newest, identity
+        self._state = State(checkpoint)  # after all known entries
+        self._done_state = State(checkpoint)  # after the entries before the first that is not done
+        self._after_done: deque[Manifest] = deque()  # the entries between the two, without their frames
+        self._pending: dict[int, Manifest] = {}  # those of them that are not known to be done, by number
         self._synced = 0  # entries up to here are known to be durable
         self._stale = False
 
-    def _rebase(self, directory: Directory) -> bool:
-        """Go over to the newest checkpoint; False if it is beyond the known entries, so that all was loaded anew."""
+    def _move_to_newest_checkpoint(self, directory: Directory) -> bool:
+        """Continue from the newest checkpoint; False if it is past the known entries, so that all was loaded again."""
         while True:
-            newest = self._newest(directory)
+            newest = self._newest_number(directory)
             if newest > self._state.number:
                 self._load(directory)
                 return False
             with suppress(FileNotFoundError):
                 facts = self.files.facts(name_of(newest, CHECKPOINT), dir_fd=directory.fd)
-                self._base, self._base_identity = newest, _identity(facts)
+                self._checkpoint_number, self._checkpoint_identity = newest, _identity(facts)
                 return True
 
-    def _is_base_there(self, directory: Directory) -> bool:
-        """Whether the checkpoint is there from which this process began, and not another one of its number."""
+    def _is_checkpoint_there(self, directory: Directory) -> bool:
+        """True if the checkpoint exists from which this process began, and not another one of its number."""
         try:
-            facts = self.files.facts(name_of(self._base, CHECKPOINT), dir_fd=directory.fd)
+            facts = self.files.facts(name_of(self._checkpoint_number, CHECKPOINT), dir_fd=directory.fd)
         except FileNotFoundError:
             return False
-        return _identity(facts) == self._base_identity
+        return _identity(facts) == self._checkpoint_identity
 
-    def _newest(self, directory: Directory) -> int:
+    def _newest_number(self, directory: Directory) -> int:
         for _ in range(_LISTINGS):
             newest = newest_checkpoint(directory.names())
             if newest is not None:
@@ -456,67 +461,53 @@ class Store(NotCopyable):
     def _advance(self, directory: Directory) -> None:
         """Read the entries that others have linked."""
         while True:
-            found = self._read_on(directory)
-            if not self._is_base_there(directory) and not self._rebase(directory):
-                continue  # what was read may be void
-            for manifest in found:
-                self._take(manifest)
+            manifests = self._read_new(directory)
+            if not self._is_checkpoint_there(directory) and not self._move_to_newest_checkpoint(directory):
+                continue  # the entries that were read may be ignored ones
+            for manifest in manifests:
+                self._add(manifest)
             return
 
-    def _read_on(self, directory: Directory) -> list[Manifest]:
-        found: list[Manifest] = []
+    def _read_new(self, directory: Directory) -> list[Manifest]:
+        manifests: list[Manifest] = []
         while True:
-            number = (found[-1].last_number if found else self._state.number) + 1
+            number = (manifests[-1].last_number if manifests else self._state.number) + 1
             try:
                 content = directory.read_whole(name_of(number), MOST_BYTES)
             except FileNotFoundError:
-                return found
-            found.append(self._decode(directory, number, content))
+                return manifests
+            manifests.append(_decode(directory, number, content))
 
-    def _decode(self, directory: Directory, number: int, content: bytes) -> Manifest:
-        """The entry in the bytes of its file. What has rotten in an entry that is done stops nothing."""
-        path = directory.path_of(name_of(number))
-        try:
-            return decode(content, path)
-        except CorruptLogError as error:
-            if not directory.exists(name_of(number, DONE)):
-                raise
-            logger.warning(
-                "%s: transaction %d is done, but its file is damaged, so the last version of its app may not be known; "
-                "`loglib repair` sets it aside (%s)", self.path, number, error,
-            )  # fmt: skip
-            return Manifest(number, None, None, "", None, 0)
-
-    def _take(self, manifest: Manifest) -> None:
+    def _add(self, manifest: Manifest) -> None:
         if manifest.applies:
-            self._waiting[manifest.number] = manifest
-        self._behind.append(manifest._replace(sections=(), frames=b""))
+            self._pending[manifest.number] = manifest
+        self._after_done.append(manifest._replace(sections=(), frames=b""))
         self._state.apply(manifest)
 
-    def _catch_up(self, directory: Directory) -> None:
-        """Read what is there, and which of it is done."""
+    def _advance_and_find_done(self, directory: Directory) -> None:
+        """Read the entries that others have linked, and find those that are done."""
         while True:
             self._advance(directory)
-            self._settle(directory)
-            if not self._waiting or self._is_base_there(directory):  # else a `.done` may have been removed meanwhile
+            self._find_done(directory)
+            if not self._pending or self._is_checkpoint_there(directory):  # else a `.done` may have been removed
                 return
 
-    def _settle(self, directory: Directory) -> None:
-        """Look which entries are done by now."""
-        for number in list(self._waiting):
-            if number <= self._base or directory.exists(name_of(number, DONE)):
-                del self._waiting[number]
-        while self._behind and self._behind[0].number not in self._waiting:
-            self._folded.apply(self._behind.popleft())
+    def _find_done(self, directory: Directory) -> None:
+        """Find the entries that are done now."""
+        for number in list(self._pending):
+            if number <= self._checkpoint_number or directory.exists(name_of(number, DONE)):
+                del self._pending[number]
+        while self._after_done and self._after_done[0].number not in self._pending:
+            self._done_state.apply(self._after_done.popleft())
 
     # --- inside: checkpoints --------------------------------------------------------------------------------
 
-    def _fold(self, directory: Directory, now: int) -> None:
-        """Make a checkpoint if it is time. A failure is logged and changes nothing: a later call tries again."""
-        if self._state.number - self._base < CHECKPOINT_EVERY:
+    def _checkpoint_if_due(self, directory: Directory, now: int) -> None:
+        """Make a checkpoint every 256 numbers. A failure is logged and changes nothing: a later call tries again."""
+        if self._state.number - self._checkpoint_number < CHECKPOINT_EVERY:
             return
-        self._settle(directory)
-        if self._folded.number - self._base < CHECKPOINT_EVERY:
+        self._find_done(directory)
+        if self._done_state.number - self._checkpoint_number < CHECKPOINT_EVERY:
             return
         try:
             self._make_checkpoint(directory)
@@ -524,35 +515,25 @@ class Store(NotCopyable):
         except (OSError, LogError) as error:
             logger.warning("%s: cannot make a checkpoint of the transactions: %s", self.path, error)
 
-    def _make_checkpoint(self, directory: Directory) -> None:
-        checkpoint = self._folded.checkpoint()
-        unused = self._unused()
+    def _make_checkpoint(self, directory: Directory, used_before: float = -math.inf) -> None:
+        """Make a checkpoint of the entries that are done. It forgets the apps that were last used before a time."""
+        checkpoint, known = self._done_state.checkpoint(), self._state.apps
+        unused = {app for app, at in checkpoint.apps.items() if at.last_used < used_before and known[app] == at}
         apps = {app: state for app, state in checkpoint.apps.items() if app not in unused}
         temporary = self._write(directory, encode_checkpoint(checkpoint._replace(apps=apps)))
         try:
             directory.link(temporary, name_of(checkpoint.number, CHECKPOINT))
-        except OSError as error:
-            if error.errno != errno.EEXIST:  # another process has made it
-                raise
-        else:
             for app in unused:
-                del self._state.apps[app], self._folded.apps[app]
+                del self._state.apps[app], self._done_state.apps[app]
+        except FileExistsError:  # another process has made it
+            pass
         finally:
             self._drop(directory, temporary)
 
-    def _unused(self) -> set[str]:
-        if self._expire_before is None:
-            return set()
-        known = self._state.apps
-        return {
-            app for app, state in self._folded.apps.items()
-            if state.last_used < self._expire_before and known[app] == state
-        }  # fmt: skip
-
     def _sweep(self, directory: Directory, now: int) -> None:
-        """Remove what the newest checkpoint replaces. The order of the kinds is the one that the module explains."""
-        self._rebase(directory)
-        newest = self._base
+        """Remove the files that the newest checkpoint replaces. The module explains the order of the kinds."""
+        self._move_to_newest_checkpoint(directory)
+        newest = self._checkpoint_number
         directory.sync()  # this checkpoint may be another process's, and not yet durable
         names = directory.names()
         for suffix, highest in ((CHECKPOINT, newest - 1), ("", newest), (DONE, newest)):
@@ -562,16 +543,31 @@ class Store(NotCopyable):
                         directory.unlink(name_of(number, suffix))
             directory.sync()
         for name in names:
-            if name.endswith(_TEMPORARY) and self._is_orphan(directory, name, now):
+            if name.endswith(_TEMPORARY) and _is_orphan(directory, name, now):
                 self._drop(directory, name)
-
-    def _is_orphan(self, directory: Directory, name: str, now: int) -> bool:
-        try:
-            facts = self.files.facts(name, dir_fd=directory.fd)
-        except FileNotFoundError:
-            return False
-        return now - facts.st_mtime * 1_000_000 > _ORPHANED_US
 
 
 def _identity(facts: os.stat_result) -> tuple[int, float]:
-    return facts.st_ino, facts.st_mtime  # the number of a removed file may be given again, but to a younger file
+    return facts.st_ino, facts.st_mtime  # the inode of a removed file may be used again, by a younger file
+
+
+def _decode(directory: Directory, number: int, content: bytes) -> Manifest:
+    """The entry in the bytes of its file. Damage of an entry that is done is logged, and stops nothing."""
+    try:
+        return decode(content, directory.path_of(name_of(number)))
+    except CorruptLogError as error:
+        if not directory.exists(name_of(number, DONE)):
+            raise
+        logger.warning(
+            "%s: transaction %d is done, but its file is damaged, so the last version of its app may not be known; "
+            "`loglib repair` sets it aside (%s)", directory.path, number, error,
+        )  # fmt: skip
+        return Manifest(number, None, None, "", None, 0)
+
+
+def _is_orphan(directory: Directory, name: str, now: int) -> bool:
+    try:
+        facts = directory.files.facts(name, dir_fd=directory.fd)
+    except FileNotFoundError:
+        return False
+    return now - facts.st_mtime * 1_000_000 > _ORPHANED_US

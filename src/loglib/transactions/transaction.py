@@ -1,8 +1,8 @@
 """Transaction: records for many partitions of many topics, and commits of groups, all or nothing, once.
 
-Invariant: nothing of a transaction is in a log before its commit point, which is one `link` in the store. After
-the commit point it is applied by this process or by another one, whatever happens to this one. For each application
-(`app`) the versions rise, and each is committed at most once.
+Invariant: no record of a transaction is in a log before the commit point, which is one `link` in the store. After the
+commit point this process or another one applies it, whatever happens to this one. For each application (`app`) the
+versions rise, and each is committed at most once.
 
 Threads: a transaction belongs to one thread.
 """
@@ -10,44 +10,40 @@ Threads: a transaction belongs to one thread.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
+from ..append.access import Access
 from ..append.batching import weigh
 from ..append.record_arguments import HeadersLike, gather_columns, record_columns
 from ..config.arguments import check_timeout
 from ..config.policies import microseconds
-from ..errors import CommitPendingError, LockedError, LogClosedError, LogError, LogMovedError, StorageIOError
+from ..errors import CommitPendingError, LogClosedError, LogError, LogMovedError, StorageIOError
 from ..format.columns import Columns
 from ..groups import Group, TopicsGroup
+from ..groups.group import PreparedCommit
 from ..groups.offsets import Offsets
-from ..groups.prepared_commit import PreparedCommit
 from ..log import copy_role
-from ..log.log import Log
-from ..log.store_pointer import lost_store, read_pointer, settle
+from ..log.store_pointer import settle
 from ..open_topic import OpenTopic
-from ..system.clock import SYSTEM, monotonic
+from ..system.clock import SYSTEM
 from ..system.files import REAL, Buffer, Files
-from ..system.lock import is_free, try_acquire
 from ..system.not_copyable import NotCopyable
-from .apply import Applier, pending_for
-from .fit import Place, make_fit
+from ..system.process import PerProcess
+from .apply import Applier, pending_for, sweep_staging
+from .fit import Target, check_writers, make_fit
 from .group_commits import leave_mark, stored
 from .manifest import Section
-from .notifications import request_ack
-from .staging import STAGING, Stage, Staged, sweep
+from .staging import STAGING, Stage, Staged
 from .state import Intent
-from .store import Store, make_store, open_store
+from .store import STORE, Store, find_store, open_store
 
 __all__ = ["Transaction", "expire_apps", "last_version", "recover_transactions", "transaction"]
 
 AnyGroup = Group | TopicsGroup
-STORE = ".transactions"  # beside the topics
 _TIMEOUT_S = 2.0
-_NAP_S = 0.001
 
 
 class Transaction(NotCopyable):
@@ -66,7 +62,7 @@ class Transaction(NotCopyable):
         self.app = app
         self.version = version
         self.number: int | None = None  # in the store, once it is committed
-        self.repeated = False  # whether this version was committed before, so that this time it was dropped
+        self.repeated = False  # this version was committed before, and this time it was dropped
         self._owner = owner
         self._source = source
         self._timeout = timeout
@@ -126,13 +122,14 @@ class Transaction(NotCopyable):
         """Add a commit of a consumer group. The arguments are those of `Group.commit`.
 
         The group must have been joined with `commit="manual"`. Raises `StaleGenerationError` if the member no longer
-        owns a partition; at the end of the transaction, too, and then nothing of it is committed.
+        owns a partition. The end of the transaction raises it, too, and then commits nothing.
         """
         self._check_open()
         prepared = group._transact(what, meta)  # noqa: SLF001
         if prepared.entries:
-            place = prepared.place
-            self._find_store(os.path.realpath(place.topic_path), place.permissions, place.files, place.clock)
+            group_in = prepared.directory
+            path = os.path.realpath(group_in.topic_path)
+            self._find_store(path, group_in.permissions, group_in.files, group_in.clock)
             self._groups.append(prepared)
 
     def _add(self, topic: OpenTopic, columns: Columns, partition: int | None) -> None:
@@ -153,12 +150,12 @@ class Transaction(NotCopyable):
         )
         loads = {number: weigh(each, topic.config) for number, each in spread.items()}
         for number, load in loads.items():
-            identity = _log(topic, number).identity
+            identity = topic._accesses[topic.partition(number).id].log.identity  # noqa: SLF001
             self._stage.section(path, identity, topic.config).add(load)
         self._stage.spill()
 
     def _path_of(self, topic: OpenTopic) -> str:
-        """One path for a topic, whatever names it is opened by: links, and mounts that show a directory twice."""
+        """One path for a topic, also if it is opened by several: by links, or by mounts of the same directory."""
         try:
             facts = topic._files.facts(topic.path)  # noqa: SLF001
         except FileNotFoundError as error:
@@ -179,22 +176,12 @@ class Transaction(NotCopyable):
     # --- the store ---------------------------------------------------------------------------------------
 
     def _find_store(self, topic_path: str, permissions: int, files: Files, clock: Callable[[], int]) -> None:
-        """The store of the transaction, which is made if there is none. The topic is in it from now on.
-
-        `NotLeaderError` for a copy: then nothing is made.
-        """
+        """Find the store of the transaction, or make it, and settle the topic in it. `NotLeaderError` for a copy."""
         copy_role.check(files, topic_path, copy_role.TRANSACT)
         if self._store is None:
             self._files, self._clock = files, clock
             self._stage = Stage(files, clock)
-            home = read_pointer(self._files, topic_path)
-            path = self._store_path or (home and os.path.normpath(home.path))
-            path = path or os.path.join(os.path.dirname(topic_path), STORE)
-            if not self._files.exists(path):
-                if home is not None:
-                    raise LogError(lost_store(topic_path, path))
-                make_store(self._files, path, permissions)
-            self._store = open_store(self._files, path)
+            self._store = find_store(self._files, topic_path, permissions, path=self._store_path)
         settle(self._files, topic_path, self._store.path, self._store.id, permissions=permissions)
 
     # --- commit ------------------------------------------------------------------------------------------
@@ -206,14 +193,14 @@ class Transaction(NotCopyable):
         try:
             sections = self._stage.sections()
             if self._store is None or not (sections or self._groups):
-                return  # there is nothing to commit
+                return
             intent = self._intent(sections)
-            committed = True  # from here on the store decides
+            committed = True  # unless the store refuses it
             number, self.version, self.repeated = self._store.commit(intent, now=self._clock())
         except StorageIOError:  # in doubt
             raise
         except LogError:
-            committed = False  # refused
+            committed = False
             raise
         finally:
             self._stage.close()
@@ -228,139 +215,93 @@ class Transaction(NotCopyable):
         self._apply()
 
     def _intent(self, sections: list[Staged]) -> Intent:
-        """What is to be committed, staged durably. Raises the errors that forbid the commit."""
+        """The transaction for the store, with its staged records synced. Raises the errors that forbid the commit."""
         assert self._store is not None
-        in_files = self._stage.spill(all_of_it=True)
+        in_files = self._stage.spill(last=True)
         self._stage.sync()
         try:
-            self._check_writers(sections)
-            self._check_topics(sections)
+            targets = [Target(each.topic_path, each.identity) for each in sections]
+            elsewhere = [each for each in targets if self._access(each).open_writer is None]
+            check_writers(self._files, self._store, elsewhere, answer_s=self._timeout, applying_s=self._timeout)
+            self._check_topics(targets)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise LogMovedError(str(error.filename), "was moved or deleted: nothing is committed") from error
         for group in self._groups:
-            leave_mark(group.place)
+            leave_mark(group.directory)
             group.check()
         parent = os.path.dirname(self._store.path)
         frames: list[Buffer] = []
         listed = []
-        at = 0
-        for section in sections:
-            topic = os.path.relpath(section.topic_path, parent)
-            for each in section.portions:
-                name = os.path.join(STAGING, self._stage.attempt, each.name) if in_files else ""
-                listed.append(
-                    Section(
-                        topic, section.identity.log_id, section.identity.partition, name,
-                        each.at if in_files else at, each.size_bytes, each.batches, each.is_segment,
-                    )
-                )  # fmt: skip
-                frames += each.parts
-                at += each.size_bytes
-        offsets = tuple(
-            one for group in self._groups for one in stored(group.place, self._store.path, group.entries)
-        )
+        frames_bytes = 0
+        for staged in sections:
+            topic = os.path.relpath(staged.topic_path, parent)
+            for portion in staged.portions:
+                name = os.path.join(STAGING, self._stage.attempt, portion.name) if in_files else ""
+                at = portion.at if in_files else frames_bytes
+                listed.append(Section(
+                    topic, staged.identity.log_id, staged.identity.partition, name, at, portion.size_bytes,
+                    portion.batches, portion.is_segment,
+                ))  # fmt: skip
+                frames += portion.parts
+                frames_bytes += portion.size_bytes
+        commits = [one for group in self._groups for one in stored(group.directory, self._store.path, group.entries)]
         _claim(self._store, self.app, self._owner, self._source, now=self._clock())
         return Intent(
             app=self.app, version=self.version, owner=self._owner, source=self._source,
-            sections=tuple(listed), offsets=offsets, frames=b"".join(frames),
+            sections=tuple(listed), offsets=tuple(commits), frames=b"".join(frames),
         )  # fmt: skip
 
-    def _check_topics(self, sections: list[Staged]) -> None:
-        """Raise the errors of topics that are gone, as appends do, that have other transactions, or a successor."""
+    def _check_topics(self, targets: list[Target]) -> None:
+        """Raise the errors of topics that were moved, replaced or superseded, or that cannot take the transaction."""
         assert self._store is not None
-        for path in {each.topic_path for each in sections}:
+        for path in {each.topic_path for each in targets}:
             copy_role.check(self._files, path, copy_role.TRANSACT)
         for topic in self._by_key:
             topic._placement.check_still(len(topic.partitions))  # noqa: SLF001
-        for each in sections:
-            _log(self._topics[each.topic_path], each.identity.partition).check_moved(patient=False)
-        places = [Place(each.topic_path, each.identity) for each in sections]
-        make_fit(self._files, self._store, places, now=self._clock())
+        for each in targets:
+            self._access(each).log.check_moved(patient=False)
+        make_fit(self._files, self._store, targets, now=self._clock())
 
-    def _check_writers(self, sections: list[Staged]) -> None:
-        """`LockedError` if a partition has a writer in another process that does not answer."""
-        directories: dict[tuple[str, int], str] = {}
-        for section in sections:
-            access = self._topics[section.topic_path]._accesses[section.identity.partition]  # noqa: SLF001
-            if access.open_writer is None:
-                directories[section.topic_path, access.id] = access.directory
-        held = self._held(directories)
-        if held:
-            held = self._held_for_long(held)
-        for path in {path for path, _ in held}:
-            knocked = [partition for each, partition in held if each == path]
-            free = partial(self._is_free, {partition: held[path, partition] for partition in knocked})
-            silent = request_ack(self._files, path, knocked, patience_s=self._timeout, is_free=free)
-            if silent:
-                raise LockedError(
-                    held[path, silent[0]], "a writer that does not answer transactions",
-                    advice="nothing was committed; is that process stopped, or of an older loglib?",
-                )  # fmt: skip
-
-    def _is_free(self, directories: dict[int, str], partition: int) -> bool:
-        return is_free(self._files, directories[partition])
-
-    def _held(self, directories: dict[tuple[str, int], str]) -> dict[tuple[str, int], str]:
-        return {key: path for key, path in directories.items() if not is_free(self._files, path)}
-
-    def _held_for_long(self, directories: dict[tuple[str, int], str]) -> dict[tuple[str, int], str]:
-        """Those that are held by more than a process that applies another transaction."""
-        assert self._store is not None
-        deadline = monotonic() + self._timeout
-        while (applying := try_acquire(self._files, self._store.path)) is None and monotonic() < deadline:
-            time.sleep(_NAP_S)
-        try:
-            return self._held(directories)
-        finally:
-            if applying is not None:
-                applying.release()
+    def _access(self, target: Target) -> Access:
+        return self._topics[target.topic_path]._accesses[target.partition]  # noqa: SLF001
 
     def _apply(self) -> None:
-        """Make it visible. After the commit there is only one error."""
-        try:
-            self._run()
-        except (LogError, OSError) as error:
-            if self.number is None:  # repeated: whoever committed it has got the error
-                raise
-            raise pending_for(self.number, error) from error
-
-    def _run(self) -> None:
+        """Make the transaction visible. After the commit point each error is a `CommitPendingError`."""
         assert self._store is not None
         writers = [writer for topic in self._topics.values() for writer in topic._handles.writers]  # noqa: SLF001
         own_offsets: dict[tuple[str, str], Offsets] = {
-            (each.place.topic_path, each.place.name): each.offsets for each in self._groups
+            (each.directory.topic_path, each.directory.name): each.offsets for each in self._groups
         }
         applier = Applier(self._files, self._store, writers, own_offsets=own_offsets, clock=self._clock)
-        applier.run(self._timeout, wanted=self.number or 0)
-        named = {each.file.split("/")[1] for one in self._store.pending() for each in one.sections if each.file}
-        for path in self._topics:
-            sweep(self._files, path, named, now_s=self._clock() / 1_000_000)
-
-
-def _log(topic: OpenTopic, number: int) -> Log:
-    return topic._accesses[topic.partition(number).id].log  # noqa: SLF001
+        try:
+            applier.run(self._timeout, wanted=self.number or 0)
+            sweep_staging(self._store, self._topics, now=self._clock())
+        except (LogError, OSError) as error:
+            if self.number is None:  # repeated: the process that committed it gets the error
+                raise
+            raise pending_for(self.number, error) from error
 
 
 # --- owners ----------------------------------------------------------------------------------------------
 
-_process = (0, "")  # process id, and the name of this process as an owner
-_claimed: set[tuple[bytes, str, str]] = set()  # store, app and owner that this process has claimed
+
+class _Owner:
+    """This process as an owner of applications; a forked child is another one."""
+
+    def __init__(self) -> None:
+        self.name = os.urandom(8).hex()
+        self.claimed: set[tuple[bytes, str, str]] = set()  # store, app and owner
 
 
-def _owner_here() -> str:
-    """The name of this process as an owner of applications; a forked child has another one."""
-    global _process  # noqa: PLW0603
-    if _process[0] != os.getpid():
-        _process = os.getpid(), os.urandom(8).hex()
-        _claimed.clear()
-    return _process[1]
+_owner = PerProcess(_Owner)
 
 
 def _claim(store: Store, app: str, owner: str, source: str | None, *, now: int) -> None:
-    """Become the owner of the application, once: a process that another one has fenced stays fenced."""
-    if (store.id, app, owner) not in _claimed:
+    """Become the owner of the application, once: a process that was fenced by another one stays fenced."""
+    claimed = _owner().claimed
+    if (store.id, app, owner) not in claimed:
         store.fence_owner(app, owner, source, now=now)
-        _claimed.add((store.id, app, owner))
+        claimed.add((store.id, app, owner))
 
 
 # --- functions ---------------------------------------------------------------------------------------------
@@ -375,7 +316,7 @@ def transaction(
     source: str | None = None,
     timeout: float = _TIMEOUT_S,
 ) -> Transaction:
-    """Begin a transaction: appends to any partitions, and commits of groups, that become visible all at once or never.
+    """Begin a transaction: appends to any partitions, and commits of groups, that become visible together or never.
 
         with loglib.transaction(app="etl") as tx:
             tx.append(orders, value, key=key)
@@ -397,14 +338,14 @@ def transaction(
 
     The commit raises `LockedError` if a writer in another process does not answer, `FencedError` and
     `StaleGenerationError`: then nothing is committed. It raises `CommitPendingError` if the transaction is committed
-    and not visible yet: it becomes visible without further calls, so do not repeat it.
+    and not visible yet. It becomes visible without further calls, so do not repeat it.
     """
     check_app(app)
     if version is not None and (type(version) is not int or version < 0):
         raise ValueError(f"version must be a number from 0 on, not {version!r}")
     check_timeout(timeout)
     return Transaction(
-        app, version, owner=owner or _owner_here(), source=source,
+        app, version, owner=owner or _owner().name, source=source,
         store=None if store is None else os.fsdecode(store), timeout=timeout,
     )  # fmt: skip
 
@@ -419,33 +360,29 @@ def last_version(app: str, *, store: str | os.PathLike[str]) -> int | None:
 
     `store`: the directory of the store, or the directory of topics that contains it.
     """
-    found = _open_store(store)
-    return None if found is None else found.last_version(app)
+    opened = _open_store(store)
+    return None if opened is None else opened.last_version(app)
 
 
 def expire_apps(unused_for: timedelta, *, store: str | os.PathLike[str]) -> list[str]:
-    """Forget applications that have committed nothing for that long; returns their names.
+    """Forget applications that have committed nothing for this time; returns their names.
 
-    Without this call an application is never forgotten. A version of a forgotten application is committed again if it
+    Without this call no application is ever forgotten. A version of a forgotten application is committed again if it
     comes again. `store` is as in `last_version`. Applications with a transaction that is not done stay.
     """
-    found = _open_store(store)
-    if found is None:
-        return []
-    now = SYSTEM()
-    found.expire(now - microseconds(unused_for))
-    return found.fold(now=now)
+    opened = _open_store(store)
+    return [] if opened is None else opened.expire(SYSTEM() - microseconds(unused_for), now=SYSTEM())
 
 
 def recover_transactions(store: str | os.PathLike[str], *, timeout: float = _TIMEOUT_S) -> None:
-    """Apply what is committed and not visible yet, because the process that committed it has died.
+    """Apply the transactions that are committed and not visible yet, because their process has died.
 
-    Writers that open a topic do this as well. Raises `CommitPendingError` if something stays pending.
+    Writers that open a topic do this as well. Raises `CommitPendingError` if a transaction stays pending.
     """
-    found = _open_store(store)
-    if found is not None:
-        Applier(REAL, found).run(timeout)
-        for manifest in found.pending():
+    opened = _open_store(store)
+    if opened is not None:
+        Applier(REAL, opened).run(timeout)
+        for manifest in opened.pending():
             raise CommitPendingError(manifest.number, "a writer that does not answer, or damage: see the log")
 
 
