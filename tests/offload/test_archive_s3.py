@@ -17,7 +17,9 @@ from tiered import seal
 from conftest import Clock, start_python
 from loglib import Archived, CorruptLogError, LogError, Retention, Topic, archive, archived, read_archive, tier
 from loglib.offload import parquet, s3
-from loglib.offload.archive_objects import ObjectArchiveStore
+from loglib.offload.archive_store import commit, open_archive
+from loglib.offload.store import Store
+from loglib.system.files import REAL
 
 Open = Callable[..., Topic]
 
@@ -179,7 +181,7 @@ def test_store_that_ignores_the_condition_is_refused(
 ) -> None:
     topic = open_topic()
     seal(topic)
-    monkeypatch.setattr(s3.S3Store, "put_new", lambda each, name, content: each.replace(name, content) or True)
+    monkeypatch.setattr(s3, "_IF_NEW", {})
     with pytest.raises(LogError, match="ignores If-None-Match"):
         archive(topic, store.uri(key))
 
@@ -189,7 +191,7 @@ def test_name_that_is_taken_is_refused(
 ) -> None:
     topic = open_topic()
     seal(topic)
-    monkeypatch.setattr(s3.S3Store, "upload", lambda *_: False)
+    monkeypatch.setattr(s3.S3Store, "put", lambda *_: False)
     with pytest.raises(LogError, match="is there already"):
         archive(topic, store.uri(key))
 
@@ -276,16 +278,15 @@ def test_who_is_too_late_throws_its_files_away(
 ) -> None:
     topic = open_topic()
     seal(topic, 2)
-    commit = ObjectArchiveStore.commit
     raced: list[int] = []
 
-    def late(place: ObjectArchiveStore, made: Archived) -> bool:
+    def late(place: Store, made: Archived) -> bool:
         if not raced:
             raced.append(1)
             archive(topic, store.uri(key), file_bytes=1)
         return commit(place, made)
 
-    monkeypatch.setattr(ObjectArchiveStore, "commit", late)
+    monkeypatch.setattr("loglib.offload.archive.commit", late)
     made = archive(topic, store.uri(key))
     assert made.version == 1 and len(made.partitions[0].files) == 2
     check(made, store, key, topic)
@@ -298,14 +299,13 @@ def test_file_that_may_still_be_committed_is_not_swept(
     seal(topic)
     archive(topic, store.uri(key))
     seal(topic)
-    commit = ObjectArchiveStore.commit
 
-    def slow(place: ObjectArchiveStore, made: Archived) -> bool:
-        with closing(ObjectArchiveStore(store.uri(key))):
+    def slow(place: Store, made: Archived) -> bool:
+        with closing(open_archive(REAL, store.uri(key), 0o600)):
             assert len(files_of(store, key)) == 2
         return commit(place, made)
 
-    monkeypatch.setattr(ObjectArchiveStore, "commit", slow)
+    monkeypatch.setattr("loglib.offload.archive.commit", slow)
     check(archive(topic, store.uri(key)), store, key, topic)
 
 
@@ -331,9 +331,8 @@ def test_what_a_killed_process_has_left_is_swept(open_topic: Open, store: S3Serv
     program = """
         import os, sys
         from loglib import archive
-        from loglib.offload.archive_objects import ObjectArchiveStore
 
-        ObjectArchiveStore.commit = lambda *_: os._exit(9)
+        sys.modules["loglib.offload.archive"].commit = lambda *_: os._exit(9)
         archive(sys.argv[1], sys.argv[2])
     """
     with start_python(program, path, store.uri(key)) as process:

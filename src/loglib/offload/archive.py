@@ -6,7 +6,7 @@ it was synced, read back and compared with the log. So a crash, a second run or 
 leaves nothing out.
 
     write      a file without a name, row group by row group; synced, read back, compared
-    name       one that was never used (archive_store.py, archive_objects.py)
+    name       one that was never used (store.py, s3.py)
     commit     after some files: the next manifest
 
 Whoever finds that another process has committed meanwhile throws its own files away, and goes on from there.
@@ -30,16 +30,17 @@ from ..log.cursor import BLOCK_BYTES, has_records
 from ..log.history import BEHIND, HistoryPoint, compare_history, point_at
 from ..log.log import Log
 from ..log.reader import OnGap, Reader, StartLike
-from ..log.topic_file import NAME
 from ..open_topic import OpenTopic, open_for_reading
 from ..partition import Partition
 from ..system.clock import SYSTEM
-from ..system.files import REAL, Files
+from ..system.files import REAL
 from . import delta as delta_table
 from . import parquet
 from .archive_manifest import Archived, ArchivedFile, ArchivedPartition, file_name
 from .archive_reader import ArchiveReader, stream
-from .archive_store import ArchiveStore, DirectoryArchiveStore
+from .archive_store import commit, named_files, newest, open_archive
+from .manifest_log import check_log
+from .store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,8 +105,8 @@ def archive(
     copy_role.check(files, topic.path, copy_role.ARCHIVE)
     if delta:
         delta_table.check_delta(files, path)
-    with closing(_place(files, path, topic.config.permissions)) as place:
-        made = _Archiver(topic, place, file_bytes, row_group_bytes, on_gap, progress).run()
+    with closing(open_archive(files, path, topic.config.permissions)) as store:
+        made = _Archiver(topic, store, file_bytes, row_group_bytes, on_gap, progress).run()
         if delta:
             delta_table.publish(files, path, made)
         return made
@@ -126,28 +127,17 @@ def _path(to: str | os.PathLike[str]) -> str:
     return given if is_remote(given) else os.path.abspath(local_path(given))
 
 
-def _place(files: Files, path: str, permissions: int) -> ArchiveStore:
-    """The archive at a path or a URI."""
-    if is_remote(path):
-        from .archive_objects import ObjectArchiveStore
-
-        return ObjectArchiveStore(path)
-    if files.exists(os.path.join(path, NAME)):
-        raise ValueError(f"{path} is a topic; an archive is a directory of its own")
-    return DirectoryArchiveStore(files, path, permissions)
-
-
 class _Archiver:
     """One call of `archive`."""
 
     def __init__(
-        self, topic: OpenTopic, place: ArchiveStore, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
+        self, topic: OpenTopic, store: Store, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
         progress: Progress | None,
     ) -> None:  # fmt: skip
         self._topic = topic
         self._random_bytes = topic._files.random_bytes  # noqa: SLF001
         self._clock = topic._clock  # noqa: SLF001
-        self._place = place
+        self._store = store
         self._file_bytes = file_bytes
         self._row_group_bytes = row_group_bytes
         self._on_gap = on_gap
@@ -158,7 +148,7 @@ class _Archiver:
     def run(self) -> Archived:
         """Archive and commit until nothing is left."""
         while True:
-            base = self._place.newest()
+            base = newest(self._store)
             self._check_same(base)
             version = 1 if base is None else base.version + 1
             added: list[ArchivedFile] = []
@@ -167,25 +157,24 @@ class _Archiver:
                 partitions = [self._heal(each, added) for each in partitions]
                 self._add(partitions, added)
             except OffsetOutOfRangeError:
-                if self._place.newest() == base:
+                if newest(self._store) == base:
                     raise
                 self._discard(added)  # another process has archived it meanwhile, and retention has dropped it
                 continue
             if base is not None and partitions == list(base.partitions):
                 return base
             made = Archived(version, self._topic.log_id, self._topic.name, self._clock(), tuple(partitions))
-            if not self._place.commit(made):
+            if not commit(self._store, made):
                 self._discard(added)
 
     def _check_same(self, base: Archived | None) -> None:
-        if base is not None and base.log_id != self._topic.log_id:
+        if base is None:
+            return
+        place, advice = f"{self._store.path} is the archive", "archive this topic to another directory"
+        check_log(place, (base.log_id, base.topic), self._topic.log_id, self._topic.path, advice=advice)
+        if len(base.partitions) > len(self._topic.partitions):
             raise LogError(
-                f"{self._place.path} is the archive of another log (a topic {base.topic!r} with id "
-                f"{base.log_id.hex()}); archive {self._topic.path} (id {self._topic.log_id.hex()}) to another directory"
-            )
-        if base is not None and len(base.partitions) > len(self._topic.partitions):
-            raise LogError(
-                f"the archive {self._place.path} is ahead: it has {len(base.partitions)} partitions, and "
+                f"the archive {self._store.path} is ahead: it has {len(base.partitions)} partitions, and "
                 f"{self._topic.path} has {len(self._topic.partitions)}; {_ADVICE}"
             )
 
@@ -200,7 +189,7 @@ class _Archiver:
         found = compare_history(each.points(self._topic.log_id), log)
         if found.relation == BEHIND and self._on_gap == "skip":
             return self._ending(each._replace(gaps=(*each.gaps, (each.end, start))), start)
-        found.check(f"the archive {self._place.path}", log, _ADVICE)
+        found.check(f"the archive {self._store.path}", log, _ADVICE)
         return each
 
     def _log(self, partition: int) -> Log:
@@ -272,7 +261,7 @@ class _Archiver:
         self, partition: int, start: int, end: int, records: Iterator[pa.RecordBatch], on_gap: OnGap
     ) -> ArchivedFile:
         name, topic = file_name(partition, start, end, self._random_bytes(8)), self._topic.name
-        with self._place.new_file(name) as (files, fd, path):
+        with self._store.new_file(name) as (files, fd, path):
             written = parquet.write(files, fd, topic, records, row_group_bytes=self._row_group_bytes)
             reader, again = self._read(partition, start, end, on_gap)
             with reader:
@@ -297,10 +286,8 @@ class _Archiver:
 
     def _discard(self, added: list[ArchivedFile]) -> None:
         """Another process has committed this version. What it has not named goes."""
-        base = self._place.newest()
-        named = {file.name for each in base.partitions for file in each.all_files} if base is not None else set()
-        for name in {each.name for each in added} - named:
-            self._place.remove(name)
+        for name in {each.name for each in added} - named_files(newest(self._store)):
+            self._store.remove(name)
 
     def _report(self, partitions: list[ArchivedPartition], runs: dict[int, list[tuple[int, int]]]) -> None:
         if self._progress is None:

@@ -33,7 +33,7 @@ from ..format.checked_json import seal, unseal
 from ..log.history import HistoryPoint
 
 __all__ = [
-    "Archived", "ArchivedFile", "ArchivedPartition", "Piece", "decode", "encode", "end_of", "file_name", "is_file_name",
+    "Archived", "ArchivedFile", "ArchivedPartition", "Piece", "decode", "encode", "end_of", "file_name",
 ]  # fmt: skip
 
 FORMAT = 1
@@ -138,11 +138,6 @@ def file_name(partition: int, start: int, end: int, chance: bytes) -> str:
     return f"{partition:04d}/{start:020d}-{end:020d}-{chance.hex()}.parquet"
 
 
-def is_file_name(name: str) -> bool:
-    """Whether `file_name` may have made it."""
-    return end_of(name) is not None
-
-
 def end_of(name: str) -> int | None:
     """The offset behind the file of this name; None if `file_name` has not made it."""
     found = _FILE.fullmatch(name)
@@ -200,7 +195,7 @@ def _partition(facts: dict[str, Any]) -> ArchivedPartition:
 def _file(facts: dict[str, Any]) -> ArchivedFile:
     numbers = {name: _whole(facts, name) for name in ("start", "end", "rows", "bytes", "added", "epoch")}
     times = {name: _whole(facts, name, least=-MAX_OFFSET - 1) for name in ("first_time", "last_time")}
-    if not is_file_name(facts["name"]):
+    if end_of(facts["name"]) is None:
         raise ValueError(f"a file {facts['name']!r:.100}")
     crcs = {name: int(facts[name], 16) for name in _CRCS}
     return ArchivedFile(name=facts["name"], **crcs, **numbers, **times)

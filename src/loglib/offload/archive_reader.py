@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..config.arguments import Start, Time, check_count, parse_start, partition_numbers
 from ..config.times import to_datetime
-from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..log.history import BEHIND, compare_history
 from ..log.log import Log
 from ..log.reader import Reader, StartLike
@@ -24,6 +24,7 @@ from ..system.files import Files
 from . import parquet
 from .archive_manifest import Archived, ArchivedFile, ArchivedPartition, Piece
 from .archive_store import load, located
+from .manifest_log import check_log
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,11 +68,8 @@ class ArchiveReader:
 
     def check_log(self, log_id: bytes, path: str, logs: Iterable[Log]) -> None:
         """Refuse the archive of another log, or of another history of it, or one that has more than the log."""
-        if self.archived.log_id != log_id:
-            raise LogError(
-                f"{self.path} is the archive of another log (a topic {self.archived.topic!r} with id "
-                f"{self.archived.log_id.hex()}) than {path} (id {log_id.hex()}); name the archive of this topic"
-            )
+        held, advice = (self.archived.log_id, self.archived.topic), "name the archive of this topic"
+        check_log(f"{self.path} is the archive", held, log_id, path, advice=advice)
         for log in logs:
             for each in self.archived.partitions[log.partition : log.partition + 1]:
                 found = compare_history(each.points(log_id), log)

@@ -138,6 +138,9 @@ class ObjectFiles(Files, NotCopyable):
     def listdir(self, place: str | int) -> list[str]:
         return list(self.sizes(str(place)))
 
+    def sync_directory(self, path: str) -> None:
+        """An object store lists only names that are durable."""
+
     # --- directories ---------------------------------------------------------------------------------
 
     def sizes(self, directory: str, **_: object) -> dict[str, int]:

@@ -40,10 +40,11 @@ from ..open_topic import OpenTopic, open_for_reading
 from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
 from ..system.files import REAL, Files
 from . import manifest_log
+from .manifest_log import check_log
 from .storage import storage_of
+from .store import DirectoryStore, Store, compare, put_content
 from .tier_files import Tier
 from .tier_manifest import Tiered, TieredPartition, TieredSegment, decode, encode
-from .tier_store import DirectoryStore, Store, compare
 
 __all__ = ["tier", "tiered"]
 
@@ -107,7 +108,10 @@ def _open_store(topic: OpenTopic, to: str, in_flight: int) -> Store:
         path = os.path.abspath(local_path(path))
     check_names(os.path.basename(path))  # a place is opened as a topic
     if storage.is_local:
-        return DirectoryStore(topic._files, path, topic.config.permissions)  # noqa: SLF001
+        files = topic._files  # noqa: SLF001
+        if files.exists(path) and (names := files.listdir(path)) and copy_role.MANIFESTS not in names:
+            raise LogError(f"{path} holds other files; a place for segments is made in a new or an empty directory")
+        return DirectoryStore(files, path, copy_role.MANIFESTS, topic.config.permissions)
     from .s3 import S3Store
 
     return S3Store(storage, connections=in_flight + 1)
@@ -163,9 +167,9 @@ class _Uploader:
         """Upload and commit until nothing is left."""
         self._take_place()
         while True:
-            base = manifest_log.newest(self._store.manifests, decode)
+            base = manifest_log.newest(self._store, copy_role.MANIFESTS, decode)
             if base is not None:
-                self._check_same(base.log_id, base.topic)
+                self._check_log(base.log_id, base.topic)
                 self._check_history(base)
                 if self._renew(base):
                     continue
@@ -176,7 +180,7 @@ class _Uploader:
             jobs = list(self._jobs(spans[:SEGMENTS_A_COMMIT], base))
             self._write_facts(jobs, base)
             made = self._with(base, self._upload(jobs))
-            manifest_log.commit(self._store.manifests, made.version, encode(made))  # if not: another run was quicker
+            self._commit(made)  # if not: another run was quicker
 
     def _take_place(self) -> None:
         """Make the place this topic's, or see that it is."""
@@ -186,19 +190,17 @@ class _Uploader:
                 raise LogError(f"{self._store.path} is a topic, and no place for the segments of one")
             log_id, drawn = self._topic.log_id, self._files.random_bytes(8).hex()
             content = copy_role.Role(copy_role.TIER, log_id, drawn, self._topic.path, self._clock()).encode()
-            if not self._store.upload(copy_role.NAME, len(content), lambda count, at: content[at : at + count]):
+            if not put_content(self._store, copy_role.NAME, content):
                 return self._take_place()  # another process was quicker
         found = copy_role.decode(content, f"{self._store.path}/{copy_role.NAME}")
         if found.role != copy_role.TIER:
             raise LogError(f"{self._store.path} is a {found.role} of {found.of}, and no place for segments")
-        return self._check_same(found.log_id, found.of)
+        return self._check_log(found.log_id, found.of)
 
-    def _check_same(self, log_id: bytes, topic: str) -> None:
-        if log_id != self._topic.log_id:
-            raise LogError(
-                f"{self._store.path} has the segments of another log ({topic}, with id {log_id.hex()}); upload "
-                f"{self._topic.path} (id {self._topic.log_id.hex()}) to another place"
-            )
+    def _check_log(self, log_id: bytes, topic: str) -> None:
+        place = f"{self._store.path} has the segments"
+        advice = "upload this topic to another place"
+        check_log(place, (log_id, topic), self._topic.log_id, self._topic.path, advice=advice)
 
     def _check_history(self, base: Tiered) -> None:
         """Refuse a place that does not have the history of this topic. It may be ahead of a topic that lags."""
@@ -244,7 +246,7 @@ class _Uploader:
         """Bring the small files that may change up to date."""
         content = self._files.read_whole(os.path.join(self._topic.path, topic_file.NAME), _MOST_FACTS)
         if content != self._read(topic_file.NAME):
-            self._store.replace(topic_file.NAME, content)
+            put_content(self._store, topic_file.NAME, content, replace=True)
         for log in dict.fromkeys(each.log for each in jobs):
             end = 0 if base is None else base.partition(log.partition).end
             there, here = self._gaps_there(log), log.gaps()
@@ -269,7 +271,7 @@ class _Uploader:
                     version=base.version + 1, time=self._clock(),
                     partitions=tuple(changed.get(known.partition, known) for known in base.partitions),
                 )  # fmt: skip
-                if manifest_log.commit(self._store.manifests, made.version, encode(made)):
+                if self._commit(made):
                     others = [*gaps.between(there, 0, each.start), *gaps.between(there, each.end, MAX_OFFSET)]
                     self._write_gaps(log, [*others, *lost])
                 return True
@@ -289,13 +291,16 @@ class _Uploader:
         name, wanted = os.path.join(os.path.basename(log.directory), gaps.NAME), gaps.joined(found)
         content, before = gaps.encode_gaps(log.identity, wanted), self._read(name)
         if content != before and (wanted or before is not None):
-            self._store.replace(name, content)
+            put_content(self._store, name, content, replace=True)
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return b"".join(self._store.blocks(name))
+            return self._store.read(name)
         except FileNotFoundError:
             return None
+
+    def _commit(self, manifest: Tiered) -> bool:
+        return manifest_log.commit(self._store, copy_role.MANIFESTS, manifest.version, encode(manifest))
 
     def _with(self, base: Tiered | None, added: list[tuple[int, TieredSegment]]) -> Tiered:
         """The next manifest."""
@@ -348,10 +353,8 @@ class _Uploader:
             size = self._files.size(fd)
             if size_bytes is not None and size != size_bytes:
                 raise CorruptLogError(path, min(size, size_bytes), f"{size} bytes", f"{size_bytes}, up to the next one")
-            if again:
-                self._store.upload_again(there, size, lambda count, at: self._files.read_at(fd, count, at))
-            elif self._store.size(there) is None:
-                self._store.upload(there, size, lambda count, at: self._files.read_at(fd, count, at))
+            if again or self._store.size(there) is None:
+                self._store.put(there, size, lambda count, at: self._files.read_at(fd, count, at), replace=again)
             return compare(self._store, there, self._files, fd, size, expected=_SAME)
         finally:
             self._files.close(fd)

@@ -32,12 +32,11 @@ from ..log.gaps import Gap, joined, read_gaps
 from ..log.history import AHEAD, BEHIND, compare_history, point_at
 from ..log.log import FixedMark, Log
 from ..segment import Identity, parse_producers_name, parse_segment_name, segment_name
-from ..system.directory import Directory
 from ..system.files import Files
 from ..system.files_wrapper import FilesWrapper
 from ..system.not_copyable import NotCopyable
 from . import manifest_log
-from .manifest_log import DirectorySlots, FileSlots
+from .manifest_log import FilePlace, check_log
 from .storage import storage_of
 from .tier_manifest import Tiered, TieredPartition, decode
 
@@ -49,10 +48,10 @@ _ADVICE = "nothing was read: open each of them by itself, or name the place that
 
 
 def newest(files: Files, path: str) -> Tiered | None:
-    """The newest manifest of a place in an object store; None if there is none."""
+    """The newest manifest of a place; None if there is none."""
     if not is_tier(files, path):
         return None
-    return manifest_log.newest(FileSlots(files, os.path.join(path, MANIFESTS)), decode)
+    return manifest_log.newest(FilePlace(files, path), MANIFESTS, decode)
 
 
 class Tier(NotCopyable):
@@ -77,15 +76,14 @@ class Tier(NotCopyable):
                 self.tiered = tiered
 
     def _load(self) -> Tiered:
-        path, found = os.path.join(self.path, MANIFESTS), None
-        if not self._storage.is_local:  # a listing is kept, so these files are for one look
-            found = newest(self._storage.files(), self.path)
-        elif is_tier(self._local, self.path):
-            with Directory.open(self._local, path) as directory:
-                found = manifest_log.newest(DirectorySlots(directory), decode)
+        found = newest(self._files_now(), self.path)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "no uploaded segments here; loglib.tier uploads them", self.path)
         return found
+
+    def _files_now(self) -> Files:
+        """Files for one look: those of an object store keep its listings."""
+        return self._local if self._storage.is_local else self._storage.files()
 
     def _files_of(self, tiered: Tiered) -> Files:
         listings = {self.directory(each.partition): each.listing for each in tiered.partitions}
@@ -98,8 +96,7 @@ class Tier(NotCopyable):
 
     def sizes(self, partition: int) -> dict[str, int]:
         """Name and size of what is there of a partition, whether a manifest names it or not. Asks the store."""
-        files = self._local if self._storage.is_local else self._storage.files()
-        return files.sizes(self.directory(partition))
+        return self._files_now().sizes(self.directory(partition))
 
     def gaps(self, identity: Identity) -> tuple[Gap, ...]:
         """The gaps that are declared in what it has of a partition; `CorruptLogError` if their file is damaged."""
@@ -158,11 +155,8 @@ class TierOverlayFiles(FilesWrapper):
         self.place = place
         self._path = path
         self._looked: dict[int, int] = {}  # the start of each partition for which a newer manifest was looked for
-        if place.tiered.log_id != log_id:
-            raise LogError(
-                f"{place.path} has the segments of another log (a topic {place.tiered.topic!r} with id "
-                f"{place.tiered.log_id.hex()}) than {path} (id {log_id.hex()}); name the place of this topic"
-            )
+        of_log = place.tiered.log_id, place.tiered.topic
+        check_log(f"{place.path} has the segments", of_log, log_id, path, advice="name the place of this topic")
 
     def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         try:
