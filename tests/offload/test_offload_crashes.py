@@ -207,9 +207,10 @@ def test_kills_at_every_step_double_and_lose_nothing(world: World) -> None:
     assert at > 20
 
 
-def test_a_cut_after_a_kill_and_a_second_run_loses_nothing(world: World) -> None:
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_cut_after_a_kill_and_a_second_run_loses_nothing(world: World, every: int) -> None:
     """What a dead process has made and not synced, the next one builds on."""
-    for at in range(1, 1000, 6):
+    for at in range(1, 1000, every):
         files = disk()
         try:
             run(world, DyingFiles(at, files))

@@ -62,7 +62,7 @@ class Store(OpenPlace, Protocol):
         """The size of a file in bytes; None if there is none."""
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """The bytes of a file, as the store has them; `FileNotFoundError` if there is none."""
+        """The bytes of a file, as the store has them, durably; `FileNotFoundError` if there is none."""
 
     def put(self, name: str, size_bytes: int, source: Source, *, replace: bool = False) -> bool:
         """Make a file with these bytes. Durable. False if there is one of that name, unless it is to be replaced."""
@@ -110,9 +110,13 @@ class DirectoryStore(FilePlace, NotCopyable):
         self._manifests = manifests
         self._permissions = permissions
         self._made: set[str] = set()  # directories that are known to exist, durably
+        there = self.path_of(manifests)
+        while not files.exists(there):
+            there = os.path.dirname(there)
         files.make_directories(self.path_of(manifests), permissions)
-        files.sync_directory(path)  # a process that died may have made what is there, and not synced it
-        files.sync_directory(os.path.dirname(path))
+        # A process that died may have made the directory `there`, or a file in the store, and not synced its name.
+        for each in (path, os.path.dirname(path), os.path.dirname(there)):
+            files.sync_directory(each)
         self._root = Directory.open(files, path)
         try:
             if files.try_lock(self._root.fd, path):
@@ -149,8 +153,10 @@ class DirectoryStore(FilePlace, NotCopyable):
             return None
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        fd = self._files.open_read(self.path_of(name))
+        path = self.path_of(name)
+        fd = self._files.open_read(path)
         try:
+            self._files.sync_directory(os.path.dirname(path))  # a process that died may not have synced the name
             size, position = self._files.size(fd), 0
             self._files.drop_cached(fd, 0, size)  # what was written is not yet what the disk has
             while block := self._files.read_at(fd, _BLOCK_BYTES, position):
