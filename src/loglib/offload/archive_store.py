@@ -16,13 +16,13 @@ import errno
 import os
 from collections.abc import Iterable
 
-from ..config.uri import is_remote, local_path
+from ..config.uri import is_remote
 from ..log.topic_file import NAME
 from ..system.files import REAL, Files
 from . import manifest_log
 from .archive_manifest import Archived, decode, encode, end_of
 from .manifest_log import FilePlace, Place
-from .storage import storage_of
+from .storage import place_of, storage_of
 from .store import DirectoryStore, Store
 
 __all__ = ["DIRECTORY", "commit", "is_in_a_store", "load", "located", "named_files", "newest", "open_archive"]
@@ -49,14 +49,9 @@ def load(files: Files, path: str) -> Archived:
 
 
 def located(files: Files, given: str) -> tuple[Files, str]:
-    """The files that contain the archive at a path or a URI, and its path there. `files` are for paths.
-
-    The files of an object store keep its listings, so they are for one look.
-    """
-    if not is_remote(given):
-        return files, os.path.abspath(local_path(given))
-    storage, path = storage_of(given)
-    return storage.files(), path
+    """The files for one look at the archive at a path or a URI, and its path in them. `files` are for paths."""
+    storage, path = place_of(given)
+    return storage.files_now(files), path
 
 
 def is_in_a_store(given: str) -> bool:

@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 from ..config.arguments import check_count, check_names
 from ..config.policies import MAX_OFFSET
-from ..config.uri import local_path
 from ..errors import CorruptLogError, LogError
 from ..format.batch import stored_header
 from ..format.record import Damage
@@ -41,7 +40,7 @@ from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_
 from ..system.files import REAL, Files
 from . import manifest_log
 from .manifest_log import check_log
-from .storage import storage_of
+from .storage import place_of
 from .store import DirectoryStore, Store, compare, put_content
 from .tier_files import Tier
 from .tier_manifest import Tiered, TieredPartition, TieredSegment, decode, encode
@@ -103,9 +102,7 @@ def tiered(to: str | os.PathLike[str]) -> Tiered:
 def _open_store(topic: OpenTopic, to: str, in_flight: int) -> Store:
     if not to:
         raise ValueError("the path of a place is empty; give a directory, or a URI such as s3://bucket/logs/clicks")
-    storage, path = storage_of(to)
-    if storage.is_local:
-        path = os.path.abspath(local_path(path))
+    storage, path = place_of(to)
     check_names(os.path.basename(path))  # a place is opened as a topic
     if storage.is_local:
         files = topic._files  # noqa: SLF001

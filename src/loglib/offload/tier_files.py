@@ -23,7 +23,7 @@ from contextlib import closing
 
 from ..config.arguments import check_names, topic_path
 from ..config.policies import MAX_OFFSET
-from ..config.uri import is_remote, local_path
+from ..config.uri import is_remote
 from ..errors import CorruptLogError, LogError
 from ..format.watermark import Mark
 from ..log import topic_file
@@ -37,7 +37,7 @@ from ..system.files_wrapper import FilesWrapper
 from ..system.not_copyable import NotCopyable
 from . import manifest_log
 from .manifest_log import FilePlace, check_log
-from .storage import storage_of
+from .storage import place_of, storage_of
 from .tier_manifest import Tiered, TieredPartition, decode
 
 __all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "newest", "tier_at"]
@@ -60,8 +60,7 @@ class Tier(NotCopyable):
     def __init__(self, files: Files, given: str) -> None:
         """`given` is a path or a URI; `files` are for paths. `FileNotFoundError` if there is no place."""
         self.given = given
-        self._storage, path = storage_of(given)
-        self.path = os.path.abspath(local_path(path)) if self._storage.is_local else path
+        self._storage, self.path = place_of(given)
         self._local = files
         self._lock = threading.RLock()  # for one look at the manifests at a time
         self.tiered = self._load()
@@ -76,14 +75,10 @@ class Tier(NotCopyable):
                 self.tiered = tiered
 
     def _load(self) -> Tiered:
-        found = newest(self._files_now(), self.path)
-        if found is None:
+        manifest = newest(self._storage.files_now(self._local), self.path)
+        if manifest is None:
             raise FileNotFoundError(errno.ENOENT, "no uploaded segments here; loglib.tier uploads them", self.path)
-        return found
-
-    def _files_now(self) -> Files:
-        """Files for one look: those of an object store keep its listings."""
-        return self._local if self._storage.is_local else self._storage.files()
+        return manifest
 
     def _files_of(self, tiered: Tiered) -> Files:
         listings = {self.directory(each.partition): each.listing for each in tiered.partitions}
@@ -96,7 +91,7 @@ class Tier(NotCopyable):
 
     def sizes(self, partition: int) -> dict[str, int]:
         """Name and size of what is there of a partition, whether a manifest names it or not. Asks the store."""
-        return self._files_now().sizes(self.directory(partition))
+        return self._storage.files_now(self._local).sizes(self.directory(partition))
 
     def gaps(self, identity: Identity) -> tuple[Gap, ...]:
         """The gaps that are declared in what it has of a partition; `CorruptLogError` if their file is damaged."""
