@@ -1,15 +1,15 @@
 """Archive: the sealed segments of a topic, as files in an archive.
 
-Invariant: archiving goes on where the newest manifest ends, in each partition, if the log has the history there that
-was archived. What was a gap then and can be read now is archived as well. A file is named in a manifest only after
-it was synced, read back and compared with the log. So a crash, a second run or another archiver doubles nothing and
-leaves nothing out.
+Invariant: archiving continues where the newest manifest ends, in each partition, if the log has the archived history
+there. Records that were in a gap then, and can be read now, are archived as well. A manifest names a file only after
+it was synced, read back and compared with the log. So a crash, a second run or another archiver neither doubles a
+record nor omits one.
 
     write      a file without a name, row group by row group; synced, read back, compared
     name       one that was never used (store.py, s3.py)
     commit     after some files: the next manifest
 
-Whoever finds that another process has committed meanwhile throws its own files away, and goes on from there.
+If another process has committed in between, a process removes its own new files, and continues from that manifest.
 
 Threads: a call belongs to one thread. Processes: any number may archive a topic, beside its writer.
 """
@@ -49,11 +49,11 @@ __all__ = ["archive", "archived", "read_archive"]
 
 FILE_BYTES = 512 << 20  # of log; engines read files of some 100 MB best
 ROW_GROUP_BYTES = 32 << 20
-FILES_A_COMMIT = 16  # a run that dies repeats at most so many; each manifest names all files
-_BATCH_BYTES = 1 << 20  # larger pieces come in new memory each time, which costs more than reading them
+FILES_A_COMMIT = 16  # the most that a run repeats after a crash; each manifest names all files
+_BATCH_BYTES = 1 << 20  # larger pieces take new memory each time, which costs more than reading them
 _ADVICE = (
     "nothing was written: archive this log to another directory, and read the old archive by itself "
-    "(on_gap='skip' passes over what is missing)"
+    "(on_gap='skip' skips what is missing)"
 )
 _COLUMNS = ["key", "value", "partition", "offset", "timestamp", "headers"]
 
@@ -72,23 +72,23 @@ def archive(
 ) -> Archived:
     """Write the sealed segments of a topic that are not yet archived to Parquet files in the directory `to`.
 
-    The first call makes the archive. Each later call goes on where the one before it ended, and does nothing if no
-    segment was sealed since then. Every file is read back and compared with the log before it counts. A call that
-    dies is repeated; calls at once in several processes do no harm. The topic may be open for writing, here or
-    elsewhere. Only what is durable is archived. `Partition.roll` seals a segment at once.
+    The first call makes the archive. Each later call continues where the one before it ended, and does nothing if no
+    segment was sealed since then. Every file is read back and compared with the log before it counts. After a call
+    that dies, call again. Several processes may call together. The topic may be open for writing, here or elsewhere.
+    Only durable records are archived. `Partition.roll` seals a segment immediately.
 
     - `file_bytes`: int, by default 512 MiB. A file gets whole segments, until it has that many bytes of log.
     - `row_group_bytes`: int, by default 32 MiB, of keys and values. Memory grows with it, and not with the log.
-    - `on_gap`: "raise", or "skip": pass over damage, and over offsets that retention has dropped before they were
-      archived. The manifest lists them as gaps, like those that `repair` has declared.
-    - `progress`: called with two numbers of bytes of log: those that are archived by this call, and all that it
-      found at first.
+    - `on_gap`: "raise", or "skip": skip damage, and offsets that retention has dropped before they were archived. The
+      manifest lists them as gaps, like those that `repair` has declared.
+    - `progress`: called with two numbers of bytes of log: those that this call has archived, and all that it found at
+      first.
     - `delta`: also make the directory a Delta table of the same files, for engines that read such tables. Needs the
-      extra [delta]. The table is brought up to the archive at the end of each call that asks for it.
+      extra [delta]. Each call with `delta` adds all archived files to the table at its end.
 
-    What a gap hid, and was healed since then, is archived by the next call.
+    Records that were in a gap, and were healed since then, are archived by the next call.
 
-    Returns what the archive holds then. Raises `CorruptLogError` if the log is damaged, or if a file differs from it
+    Returns the new manifest. Raises `CorruptLogError` if the log is damaged, or if a file differs from it
     when it is read back; `OffsetOutOfRangeError` if the log does not have the offset where the archive ends;
     `LogError` if the archive is another topic's, if it has another history of this one, or if the Delta table cannot
     be written (the archive is complete then); `FileNotFoundError` if there is no topic. Needs the extra [arrow].
@@ -113,7 +113,7 @@ def archive(
 
 
 def archived(to: str | os.PathLike[str]) -> Archived:
-    """What the archive `to`, a directory or a URI, holds: its files, with their ranges of offsets and times.
+    """The newest manifest of the archive `to`, a directory or a URI: its files, with their offsets and times.
 
     Raises `FileNotFoundError` if there is no archive, and `CorruptLogError` if its manifest is damaged.
     """
@@ -159,7 +159,7 @@ class _Archiver:
             except OffsetOutOfRangeError:
                 if newest(self._store) == base:
                     raise
-                self._discard(added)  # another process has archived it meanwhile, and retention has dropped it
+                self._discard(added)  # another process has archived these offsets, and retention has dropped them
                 continue
             if base is not None and partitions == list(base.partitions):
                 return base
@@ -179,7 +179,7 @@ class _Archiver:
             )
 
     def _begin(self, base: Archived | None, partition: Partition) -> ArchivedPartition:
-        """A partition as the manifest has it, up to where the log can be read on."""
+        """A partition as the manifest has it, up to the offset where the log is read next."""
         known = base.partitions[partition.id : partition.id + 1] if base is not None else ()
         start = partition.log_start_offset
         log = self._log(partition.id)
@@ -196,7 +196,7 @@ class _Archiver:
         return self._topic._accesses[partition].log  # noqa: SLF001
 
     def _heal(self, archived: ArchivedPartition, added: list[ArchivedFile]) -> ArchivedPartition:
-        """Write what was in a gap when it was archived, and can be read now."""
+        """Write the records that were in a gap when it was archived, and can be read now."""
         partition, gaps = self._topic.partitions[archived.partition], []
         for first, end in archived.gaps:
             start = max(first, partition.log_start_offset)
@@ -220,7 +220,7 @@ class _Archiver:
                 self._report(partitions, runs)
 
     def _runs(self, archived: ArchivedPartition) -> Iterator[tuple[int, int]]:
-        """Ranges of offsets, each for one file: durable sealed segments behind those that are archived."""
+        """Ranges of offsets, each for one file: durable sealed segments after those that are archived."""
         partition = self._topic.partitions[archived.partition]
         start = end = archived.end
         durable_end = partition.durable_end
@@ -275,7 +275,7 @@ class _Archiver:
         return archived._replace(end=end, chain=chained, epoch=epoch)
 
     def _point(self, partition: int, offset: int) -> HistoryPoint:
-        """What proves the log up to there, as far as damage lets it be known."""
+        """The proof of the log's history up to an offset; an unknown chain if damage is in the way."""
         log = self._log(partition)
         try:
             return point_at(log, offset)
@@ -285,7 +285,7 @@ class _Archiver:
             return HistoryPoint(log.identity.log_id, offset, 0)
 
     def _discard(self, added: list[ArchivedFile]) -> None:
-        """Another process has committed this version. What it has not named goes."""
+        """Remove the files of this run that no manifest names: another process has committed this version."""
         for name in {each.name for each in added} - named_files(newest(self._store)):
             self._store.remove(name)
 
@@ -307,10 +307,10 @@ def read_archive(
     columns: Sequence[str] | None = None,
     batch_bytes: int = BLOCK_BYTES,
 ) -> pa.RecordBatchReader:
-    """The archived records from `start` to `end` as a `pyarrow.RecordBatchReader`, which reads while it is read.
+    """The archived records from `start` to `end` as a `pyarrow.RecordBatchReader`, which reads on demand.
 
     The arguments and columns are those of `Topic.arrow`, which with `archive=to` also has the live tail. The records
-    come partition after partition. Files and row groups before `start` and behind `end` are not read. An age like
+    come partition after partition. Files and row groups before `start` and after `end` are not read. An age like
     "-1h" counts from now.
 
     Raises `FileNotFoundError` if there is no archive, `OffsetOutOfRangeError` for an offset outside of it, and

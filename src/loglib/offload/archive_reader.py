@@ -1,8 +1,8 @@
 """Archive reader: the records of an archive, alone or with the live tail of its log, as a stream of Arrow batches.
 
-Invariant: each record comes once. What is below the end of the archive comes from its files, and the rest from the
-log, which is read from exactly that offset. Only files and row groups that hold wanted offsets are read. A start by
-time is the first record at or after it in the order of the log, as in log/lookup.py.
+Invariant: each record comes once. Records below the end of the archive come from its files, and the others from the
+log, which is read from exactly that offset. Only files and row groups with wanted offsets are read. A start by time is
+the first record at or after it in the order of the log, as in log/lookup.py.
 
 Threads: a stream belongs to one thread.
 """
@@ -45,15 +45,15 @@ class Range(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What of the wanted records is archived, and where the log goes on in each partition."""
+    """The wanted records that are archived, and the start and end of the others in each partition of the log."""
 
     ranges: list[Range]
     starts: dict[int, Start]
-    ends: dict[int, Start]  # at its start, if the log has nothing to add
+    ends: dict[int, Start]  # equal to the start if all wanted records are archived
 
 
 class ArchiveReader:
-    """The files of an archive as one manifest names them."""
+    """The files that one manifest of an archive names."""
 
     def __init__(self, files: Files, path: str, archived: Archived) -> None:
         self.archived = archived
@@ -62,7 +62,7 @@ class ArchiveReader:
 
     @classmethod
     def load(cls, files: Files, path: str | os.PathLike[str]) -> ArchiveReader:
-        """The archive at a path or a URI as it is now; `FileNotFoundError` if there is none. `files` are for paths."""
+        """The newest manifest at a path or a URI; `FileNotFoundError` if there is none. `files` are for paths."""
         files, found = located(files, os.fsdecode(path))
         return cls(files, found, load(files, found))
 
@@ -73,11 +73,11 @@ class ArchiveReader:
         for log in logs:
             for each in self.archived.partitions[log.partition : log.partition + 1]:
                 found = compare_history(each.points(log_id), log)
-                if found.relation != BEHIND:  # records that are missing are missed when they are wanted
+                if found.relation != BEHIND:  # a missing record is an error only for a call that wants it
                     found.check(f"the archive {self.path}", log, _ADVICE)
 
     def split(self, partitions: Collection[int], start: StartLike, end: StartLike | None, *, now_us: int) -> Split:
-        """The records from `start` to `end`: in the archive up to its end, and behind that in the log."""
+        """The records from `start` to `end`: in the archive up to its end, and after it in the log."""
         starts = _parsed(start, partitions, now_us, others="begin")
         ends = _parsed("end" if end is None else end, partitions, now_us, others="end")
         ranges = []
@@ -92,7 +92,7 @@ class ArchiveReader:
         return Split(ranges, *places)
 
     def begin_tail(self, tail: Reader) -> None:
-        """Let a reader of the log begin behind the archive: a time may lead it to a gap before that."""
+        """Move a reader of the log to the end of the archive, if a time has led it to a gap before that."""
         archived = self._archived(tail.tell())
         early = {number: archived[number].end for number, at in tail.tell().items()
                  if number in archived and at < archived[number].end}  # fmt: skip
@@ -103,16 +103,16 @@ class ArchiveReader:
         return {each.partition: each for each in self.archived.partitions if each.partition in partitions}
 
     def files(self, wanted: Range) -> list[ArchivedFile]:
-        """The files that hold records of a range."""
+        """The files with records of a range."""
         return list(dict.fromkeys(each.file for each in self._pieces(wanted)))
 
     def _pieces(self, wanted: Range) -> list[Piece]:
-        """Where the records of a range stand, in the order of their offsets."""
+        """The files of a range's records, in the order of the offsets."""
         pieces = self.archived.partitions[wanted.partition].pieces()
         return [each for each in pieces if each.start < wanted.end and wanted.start < each.end]
 
     def offset_of(self, partition: ArchivedPartition, start: Parsed) -> int | None:
-        """The offset of a start in the archive; None if it lies behind the archive's end."""
+        """The offset of a start in the archive; None if it lies after the archive's end."""
         match start:
             case "begin":
                 return partition.start
@@ -159,11 +159,11 @@ class ArchiveReader:
                 if part.num_rows:
                     yield part.select(list(columns))
                 if not whole and batch.column("offset")[-1].as_py() >= wanted.end - 1:
-                    break  # the rest of the row group need not be decoded
+                    break  # the remaining records of the row group need not be decoded
 
     @contextmanager
     def _open(self, file: ArchivedFile) -> Iterator[tuple[int, pq.ParquetFile]]:
-        """A file that is as long as the manifest says, and ends with the same footer."""
+        """An open file that has the size and the footer that the manifest names."""
         path = os.path.join(self.path, file.name)
         try:
             fd = self._files.open_read(path)
@@ -181,7 +181,7 @@ class ArchiveReader:
 
 
 def _groups(file: pq.ParquetFile, wanted: Range) -> list[int]:
-    """The row groups that hold offsets of a range."""
+    """The row groups with offsets of a range."""
     found, before = [], -1
     for group in range(file.num_row_groups):
         last = parquet.largest(file, group, "offset")

@@ -3,7 +3,7 @@
 Invariant: below the safe offset, every record that can be read is in a file of the archive, or in a segment of the
 tier. Each was compared with the log when it was written, the newest manifest has named it for the grace time, and it
 is still there with its size. The log is proven to have the history there that was archived or uploaded
-(log/history.py). Records that a gap hid then, and that were healed since, are not there: their segment stays. If
+(log/history.py). Records that were in a gap then, and were healed since, are not there: their segment stays. If
 something cannot be read, no segment is dropped.
 
 Threads: immutable facts.
@@ -43,7 +43,7 @@ logger = logging.getLogger("loglib")
 def floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> ArchiveFloors:
     """The floors of the archive or tier that a topic's policy names. A path may be relative to the topic's directory.
 
-    What came to it at `before_us` or later is too young. Raises nothing.
+    A file that was committed at `before_us` or later does not count yet. Raises nothing.
     """
     kind: type[_Floors]
     if is_remote(archive):
@@ -55,7 +55,7 @@ def floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, bef
 
 
 class _Floors(ABC):
-    """The floors of a topic's partitions. Reads the manifest once, and raises nothing."""
+    """The safe offsets of a topic's partitions. Reads the manifest once, and raises nothing."""
 
     _kind: str  # for messages
 
@@ -76,7 +76,7 @@ class _Floors(ABC):
             logger.warning(message, topic_path, self._kind, self._path, error)
 
     def hold(self, partition: int, start: int) -> ArchiveHold:
-        """How far the place holds the partition without a break from the offset `start` on."""
+        """The offset up to which the place holds the partition from `start` on, without a break."""
         floor = None
         if self._is_known:
             directory = topic_file.partition_directory(self._topic_path, partition)
@@ -94,10 +94,10 @@ class _Floors(ABC):
 
     @abstractmethod
     def _floor(self, log: Log, start: int) -> int | None:
-        """How far the place holds this log from `start` on; None if it does not hold the beginning."""
+        """The offset up to which the place holds this log from `start` on; None if it does not hold `start`."""
 
     def _proven_end(self, points: Sequence[HistoryPoint], log: Log) -> int:
-        """How far the place is proven to have this log's history. Raises if it ends with another history."""
+        """The offset up to which the place is proven to have this log's history. Raises if it has another one."""
         comparison = compare_history(points, log)
         comparison.check(f"the {self._kind} {self._path}", log, "archive or upload this log to another place")
         return comparison.common

@@ -1,13 +1,14 @@
-"""Tier files: a topic's uploaded segments, for reading: by themselves, or as the past of the topic in its directory.
+"""Tier files: a topic's uploaded segments, read alone, or as the past of the topic in its directory.
 
-Invariant: a segment counts only if a manifest names it. A place that is opened by itself does not grow. A place that is
-a topic's past is looked at again when the directory no longer has a segment: retention drops what a manifest has.
+Invariant: a segment counts only if a manifest names it. A place that is opened alone does not grow. For a place that is
+a topic's past, the newest manifest is read again when the directory no longer has a segment: retention drops only what
+a manifest names.
 
-    Tier   the newest manifest, and the files below
-    Joined      files of a topic's directory, and behind them those of its place: a segment is opened here or there
-    TierOverlayLog   a log in such files: it begins where the place begins
+    Tier                the newest manifest, and the files of the place
+    TierOverlayFiles    the files of a topic's directory; a segment that is not there is opened in the place
+    TierOverlayLog      a log in such files, which begins where the place begins
 
-Past and tail are files of one directory to everything above, so offsets, checks, groups and columns work as ever.
+All other code takes past and tail for files of one directory, so offsets, checks, groups and columns need no change.
 
 Threads: safe for all.
 """
@@ -55,7 +56,7 @@ def newest(files: Files, path: str) -> Tiered | None:
 
 
 class Tier(NotCopyable):
-    """A place as its newest manifest describes it."""
+    """The segments that the newest manifest of a place names."""
 
     def __init__(self, files: Files, given: str) -> None:
         """`given` is a path or a URI; `files` are for paths. `FileNotFoundError` if there is no place."""
@@ -67,7 +68,7 @@ class Tier(NotCopyable):
         self.files = self._files_of(self.tiered)
 
     def refresh(self) -> None:
-        """Look for a newer manifest."""
+        """Read the newest manifest again."""
         with self._lock:
             tiered = self._load()
             if tiered != self.tiered:
@@ -90,11 +91,11 @@ class Tier(NotCopyable):
         return topic_file.partition_directory(self.path, partition)
 
     def sizes(self, partition: int) -> dict[str, int]:
-        """Name and size of what is there of a partition, whether a manifest names it or not. Asks the store."""
+        """Name and size of a partition's files in the store now, also of those that no manifest names."""
         return self._storage.files_now(self._local).sizes(self.directory(partition))
 
     def gaps(self, identity: Identity) -> tuple[Gap, ...]:
-        """The gaps that are declared in what it has of a partition; `CorruptLogError` if their file is damaged."""
+        """The declared gaps in the segments of a partition; `CorruptLogError` if their file is damaged."""
         end = self.tiered.partition(identity.partition).end
         found = read_gaps(self.files, self.directory(identity.partition), identity)
         return tuple(each for each in found if each.start < end)
@@ -114,11 +115,11 @@ class _Listed(FilesWrapper):
         self._listings = listings
 
     def is_directory(self, path: str, *, dir_fd: int | None = None) -> bool:
-        """Whether the path is a directory. Without a segment a partition may have none."""
+        """True if the path is a directory, or that of a partition, which has no directory without a segment."""
         return path in self._listings or super().is_directory(path, dir_fd=dir_fd)
 
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
-        """Name and size in bytes of what counts in the directory."""
+        """Name and size in bytes of the segments that count in the directory."""
         listing = self._listings.get(directory)
         return super().sizes(directory, dir_fd=dir_fd) if listing is None else dict(listing)
 
@@ -149,7 +150,7 @@ class TierOverlayFiles(FilesWrapper):
         self._elsewhere: dict[int, Files] = {}  # by the number of a file that is open in the place
         self.place = place
         self._path = path
-        self._looked: dict[int, int] = {}  # the start of each partition for which a newer manifest was looked for
+        self._looked: dict[int, int] = {}  # the start of each partition for which the manifest was read again
         of_log = place.tiered.log_id, place.tiered.topic
         check_log(f"{place.path} has the segments", of_log, log_id, path, advice="name the place of this topic")
 
@@ -194,19 +195,19 @@ class TierOverlayFiles(FilesWrapper):
         return {name: size for name, size in past.items() if name < segment_name(last)} | found
 
     def past(self, number: int, start: int) -> TieredPartition:
-        """What the place has of a partition of which the directory begins at `start`: up to there, if it was dropped.
+        """The place's segments of a partition that begins at `start` in the directory.
 
-        Nothing, if the place does not reach the directory.
+        None if the place ends before `start`, since the records between are in neither.
         """
         past = self.place.tiered.partition(number)
-        if past.end < start and self._looked.get(number) != start:  # retention drops what a manifest has by then
+        if past.end < start and self._looked.get(number) != start:  # retention drops only what a newer manifest names
             self.place.refresh()
             self._looked[number] = start
             past = self.place.tiered.partition(number)
         return past if past.end >= start else TieredPartition(number)
 
     def _in_place(self, path: str) -> tuple[Files, str] | None:
-        """Where the place has the segment, or its producers."""
+        """The place's files and path for a segment, or for its producers; None if the place does not have it."""
         directory, name = os.path.split(path)
         number, base = self._partition_of(directory), parse_segment_name(name)
         if base is None:
@@ -221,13 +222,13 @@ class TierOverlayFiles(FilesWrapper):
         return None
 
     def _partition_of(self, directory: str) -> int | None:
-        """The number of the partition whose directory it is."""
+        """The number of the partition that has this directory; None if it is none of a partition."""
         parent, name = os.path.split(directory)
         return int(name) if parent == self._path and len(name) == 4 and name.isdecimal() else None
 
 
 class TierOverlayLog(Log):
-    """A log that begins in a place and goes on in its directory."""
+    """A log that begins in a place and continues in its directory."""
 
     def __init__(self, files: TierOverlayFiles, directory: str, identity: Identity) -> None:
         self._joined = files
@@ -236,14 +237,14 @@ class TierOverlayLog(Log):
             self._check_history(tail)
 
     def _check_history(self, tail: Log) -> None:
-        """Refuse a directory that does not go on where its place ends, or that is of another history."""
+        """Refuse a directory that does not continue where its place ends, or that has another history."""
         place = self._joined.place
-        self._joined.past(self.partition, tail.mark().log_start_offset)  # looks for a newer manifest if need be
+        self._joined.past(self.partition, tail.mark().log_start_offset)  # reads a newer manifest if there is need
         points = place.tiered.partition(self.partition).points(self.identity.log_id)
         if not points:
             return
         found, holder = compare_history(points, tail), f"the place {place.path}"
-        if found.relation == AHEAD:  # such as a mirror that lags: the place's bytes tell
+        if found.relation == AHEAD:  # such as a mirror that lags: compare with the place's bytes
             with closing(place.make_log(place.files, place.directory(self.partition), self.identity)) as past:
                 if past.mark().log_start_offset <= found.log_end:
                     found = compare_history([point_at(tail, found.log_end)], past)
@@ -253,7 +254,7 @@ class TierOverlayLog(Log):
         found.check(holder, tail, _ADVICE)
 
     def gaps(self) -> tuple[Gap, ...]:
-        """The gaps that are declared in the directory, and those of what only the place has."""
+        """The gaps that the directory declares, and those in segments that only the place has."""
         found, start = super().gaps(), super().published().log_start_offset
         try:
             past = [gap for gap in self._joined.place.gaps(self.identity) if gap.start < start]

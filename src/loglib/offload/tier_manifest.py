@@ -1,4 +1,4 @@
-"""Tier manifest: which segments of which log a place holds.
+"""Tier manifest: the segments of a log that a place holds.
 
 Invariant: a manifest that is decoded is one that was encoded. In each partition the segments follow each other without
 a gap. A segment that is named was uploaded, read back and found equal to the log's.
@@ -7,10 +7,10 @@ a gap. A segment that is named was uploaded, read back and found equal to the lo
         [[0, 1073741824, 1072693248, "<8 digits>", "<8 digits>", 1764000000000000, 3, 0], ...]],
      "crc": "<8 digits>"}
 
-(in one line, see format/checked_json.py). For each segment: `start` and `end`, the offsets that it holds; `last_batch`,
-the base offset of its last batch, and `last_crc`, the header CRC of that batch, by which the next segment follows;
-`crc`, the CRC-32C of the whole file; `added`, when it was committed, in microseconds UTC; `epoch`, of the writer of
-the next segment; `lost`, the bytes of it that were a declared gap when it was uploaded.
+(in one line, see format/checked_json.py). Each segment has eight numbers: `start` and `end`, its offsets; `last_batch`,
+the base offset of its last batch, and `last_crc`, the header CRC of that batch, which the next segment repeats; `crc`,
+the CRC-32C of the whole file; `added`, the time when it was committed, in microseconds UTC; `epoch`, that of the writer
+of the next segment; `lost`, the number of its bytes that were in a declared gap when it was uploaded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TieredSegment(NamedTuple):
 
 
 class TieredPartition(NamedTuple):
-    """What a place has of one partition: offsets [start, end), without a gap."""
+    """The uploaded segments of one partition: offsets [start, end), without a gap."""
 
     partition: int
     segments: tuple[TieredSegment, ...] = ()  # in the order of their offsets
@@ -67,11 +67,11 @@ class TieredPartition(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Behind the last offset; 0 without a segment."""
+        """The end of the offsets; 0 without a segment."""
         return self.segments[-1].end if self.segments else 0
 
     def points(self, log_id: bytes) -> list[HistoryPoint]:
-        """The places in the log by which its history is known again; none without a segment."""
+        """The places in the log that prove its history; none without a segment."""
         return [HistoryPoint(log_id, each.end, each.last_crc, each.epoch) for each in self.segments]
 
     @property
@@ -86,7 +86,7 @@ class TieredPartition(NamedTuple):
 
 
 class Tiered(NamedTuple):
-    """What a place holds. It never changes: the next call of `tier` makes the next version."""
+    """The manifest of a place. It never changes: the next call of `tier` makes the next version."""
 
     version: int
     log_id: bytes
@@ -96,7 +96,7 @@ class Tiered(NamedTuple):
 
     @property
     def ends(self) -> dict[int, int]:
-        """Behind the last uploaded offset of each partition: there the live tail begins."""
+        """The end of each partition's uploaded offsets, where the live tail begins."""
         return {each.partition: each.end for each in self.partitions}
 
     @property
@@ -105,7 +105,7 @@ class Tiered(NamedTuple):
         return sum(segment.bytes for each in self.partitions for segment in each.segments)
 
     def partition(self, number: int) -> TieredPartition:
-        """What it has of a partition: nothing, if the partition was added later."""
+        """The uploaded segments of a partition; none if the partition was added later."""
         return self.partitions[number] if number < len(self.partitions) else TieredPartition(number)
 
 

@@ -18,7 +18,7 @@ __all__ = ["FilesWrapper"]
 
 
 class FilesWrapper(Files):
-    """A base class; `inner` are the files behind it."""
+    """A base class; `inner` gets the calls."""
 
     def __init__(self, inner: Files) -> None:
         self.inner = inner
