@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from s3_server import Fault, Request, S3Server, s3_server
+import s3_server
+from s3_server import Fault, Request, S3Server
 from tiered import seal
 
 from conftest import Clock, start_python
@@ -24,16 +24,7 @@ from loglib.system.files import REAL
 Open = Callable[..., Topic]
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch, store: S3Server) -> None:
-    monkeypatch.setattr(s3, "ATTEMPTS", 1)
-    del store.requests[:]
+store, impatient = s3_server.store, s3_server.impatient
 
 
 @pytest.fixture
@@ -84,17 +75,6 @@ def test_key_with_escapes_is_written_where_it_is_read(open_topic: Open, store: S
     assert archive(topic, uri) == archived(uri) == made
     assert read_archive(uri).read_all().num_rows == made.rows == 5
     assert f"{key}/100% ü/{made.partitions[0].files[0].name}" in store.keys(key)
-
-
-def test_large_file_is_uploaded_in_parts(
-    open_topic: Open, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
-    topic = open_topic(segment_bytes=64 << 20)
-    topic.append_many([os.urandom(1 << 20) for _ in range(12)])
-    topic.partition(0).roll()
-    check(archive(topic, store.uri(key)), store, key, topic)
-    assert len([each for each in store.requests if "partNumber=" in each.path]) == 3
 
 
 def test_past_in_a_store_and_the_live_tail_are_one_table(open_topic: Open, store: S3Server, key: str) -> None:
@@ -174,16 +154,6 @@ def test_spark_is_refused_with_what_it_can_read(open_topic: Open, store: S3Serve
         past_and_tail(
             None, topic.path, store.uri(key), start="begin", end="end", columns=None  # type: ignore[arg-type]
         )
-
-
-def test_store_that_ignores_the_condition_is_refused(
-    open_topic: Open, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = open_topic()
-    seal(topic)
-    monkeypatch.setattr(s3, "_IF_NEW", {})
-    with pytest.raises(LogError, match="ignores If-None-Match"):
-        archive(topic, store.uri(key))
 
 
 def test_name_that_is_taken_is_refused(

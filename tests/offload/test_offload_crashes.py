@@ -1,4 +1,4 @@
-"""Archiving and tiering to a directory through power cuts and kills: a second run leaves each sealed segment there once.
+"""Archiving and tiering to a directory through power cuts and kills: a second run has each sealed segment once.
 
 Two runs take place on a `CrashFS`, with more sealed segments between. The disk is cut at every operation. Then:
 

@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from s3_server import Fault, Request, S3Server, s3_server
+import s3_server
+from s3_server import Fault, Request, S3Server
 from tiered import bytes_of, check, objects_of, records, seal
 
 from conftest import start_python
@@ -29,17 +30,7 @@ from loglib.offload.tier_manifest import decode
 Open = Callable[..., Topic]
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch, store: S3Server) -> None:
-    """Nothing is repeated after a pause; a test that wants another attempt says so."""
-    monkeypatch.setattr(s3, "ATTEMPTS", 1)
-    del store.requests[:]
+store, impatient = s3_server.store, s3_server.impatient
 
 
 @pytest.fixture

@@ -142,34 +142,33 @@ class _Archiver:
         self._row_group_bytes = row_group_bytes
         self._on_gap = on_gap
         self._progress = progress
+        self._added: list[ArchivedFile] = []  # not yet committed
         self._first: int | None = None  # the bytes of log that were archived when the call began
-        self._all = 0  # and those that will be
+        self._all = 0  # the bytes that this call will archive
 
     def run(self) -> Archived:
         """Archive and commit until nothing is left."""
+        nothing = Archived(0, self._topic.log_id, self._topic.name, 0, ())
         while True:
-            base = newest(self._store)
+            base = newest(self._store) or nothing
             self._check_same(base)
-            version = 1 if base is None else base.version + 1
-            added: list[ArchivedFile] = []
+            self._added = []
             try:
                 partitions = [self._begin(base, each) for each in self._topic.partitions]
-                partitions = [self._heal(each, added) for each in partitions]
-                self._add(partitions, added)
+                partitions = [self._heal(each) for each in partitions]
+                self._add(partitions)
             except OffsetOutOfRangeError:
-                if newest(self._store) == base:
+                if (newest(self._store) or nothing) == base:
                     raise
-                self._discard(added)  # another process has archived these offsets, and retention has dropped them
+                self._discard()  # another process has archived these offsets, and retention has dropped them
                 continue
-            if base is not None and partitions == list(base.partitions):
+            if base.version and partitions == list(base.partitions):
                 return base
-            made = Archived(version, self._topic.log_id, self._topic.name, self._clock(), tuple(partitions))
-            if not commit(self._store, made):
-                self._discard(added)
+            now = self._clock()
+            if not commit(self._store, nothing._replace(version=base.version + 1, time=now, partitions=(*partitions,))):
+                self._discard()
 
-    def _check_same(self, base: Archived | None) -> None:
-        if base is None:
-            return
+    def _check_same(self, base: Archived) -> None:
         place, advice = f"{self._store.path} is the archive", "archive this topic to another directory"
         check_log(place, (base.log_id, base.topic), self._topic.log_id, self._topic.path, advice=advice)
         if len(base.partitions) > len(self._topic.partitions):
@@ -178,14 +177,12 @@ class _Archiver:
                 f"{self._topic.path} has {len(self._topic.partitions)}; {_ADVICE}"
             )
 
-    def _begin(self, base: Archived | None, partition: Partition) -> ArchivedPartition:
+    def _begin(self, base: Archived, partition: Partition) -> ArchivedPartition:
         """A partition as the manifest has it, up to the offset where the log is read next."""
-        known = base.partitions[partition.id : partition.id + 1] if base is not None else ()
         start = partition.log_start_offset
-        log = self._log(partition.id)
-        if not known:
+        if partition.id >= len(base.partitions):
             return self._ending(ArchivedPartition(partition.id, start, start), start)
-        (each,) = known
+        each, log = base.partitions[partition.id], self._log(partition.id)
         found = compare_history(each.points(self._topic.log_id), log)
         if found.relation == BEHIND and self._on_gap == "skip":
             return self._ending(each._replace(gaps=(*each.gaps, (each.end, start))), start)
@@ -195,7 +192,7 @@ class _Archiver:
     def _log(self, partition: int) -> Log:
         return self._topic._accesses[partition].log  # noqa: SLF001
 
-    def _heal(self, archived: ArchivedPartition, added: list[ArchivedFile]) -> ArchivedPartition:
+    def _heal(self, archived: ArchivedPartition) -> ArchivedPartition:
         """Write the records that were in a gap when it was archived, and can be read now."""
         partition, gaps = self._topic.partitions[archived.partition], []
         for first, end in archived.gaps:
@@ -206,17 +203,15 @@ class _Archiver:
             files, left = self._write_range(partition.id, start, end, "skip")
             gaps += [each for each in ((first, start), *left) if each[0] < each[1]]
             archived = archived._replace(healed=(*archived.healed, *files))
-            added += files
         return archived._replace(gaps=tuple(gaps))
 
-    def _add(self, partitions: list[ArchivedPartition], added: list[ArchivedFile]) -> None:
-        """Write some files, and note them in both lists."""
+    def _add(self, partitions: list[ArchivedPartition]) -> None:
+        """Write some files, and add them to their partitions."""
         runs = {each.partition: list(self._runs(each)) for each in partitions}
         self._report(partitions, runs)
         for number, ranges in runs.items():
-            for start, end in ranges[: FILES_A_COMMIT - len(added)]:
-                partitions[number], new = self._write(partitions[number], start, end)
-                added += new
+            for start, end in ranges[: FILES_A_COMMIT - len(self._added)]:
+                partitions[number] = self._write(partitions[number], start, end)
                 self._report(partitions, runs)
 
     def _runs(self, archived: ArchivedPartition) -> Iterator[tuple[int, int]]:
@@ -232,13 +227,11 @@ class _Archiver:
         if start < end:
             yield start, end
 
-    def _write(
-        self, archived: ArchivedPartition, start: int, end: int
-    ) -> tuple[ArchivedPartition, list[ArchivedFile]]:  # fmt: skip
+    def _write(self, archived: ArchivedPartition, start: int, end: int) -> ArchivedPartition:
         """Write the records of a range to a file, if there are any; returns the partition with it."""
         files, gaps = self._write_range(archived.partition, start, end, self._on_gap)
         added = archived._replace(gaps=(*archived.gaps, *gaps), files=(*archived.files, *files))
-        return self._ending(added, end), files
+        return self._ending(added, end)
 
     def _write_range(
         self, partition: int, start: int, end: int, on_gap: OnGap
@@ -248,7 +241,8 @@ class _Archiver:
         first = next(records, None)
         files: list[ArchivedFile] = []
         if first is not None:
-            files.append(self._write_file(partition, start, end, chain([first], records), on_gap))
+            files = [self._write_file(partition, start, end, chain([first], records), on_gap)]
+            self._added += files
         return files, [(max(start, gap.start), min(end, gap.stop)) for gap in (each.offsets for each in reader.gaps)]
 
     def _read(
@@ -284,9 +278,9 @@ class _Archiver:
                 raise
             return HistoryPoint(log.identity.log_id, offset, 0)
 
-    def _discard(self, added: list[ArchivedFile]) -> None:
+    def _discard(self) -> None:
         """Remove the files of this run that no manifest names: another process has committed this version."""
-        for name in {each.name for each in added} - named_files(newest(self._store)):
+        for name in {each.name for each in self._added} - named_files(newest(self._store)):
             self._store.remove(name)
 
     def _report(self, partitions: list[ArchivedPartition], runs: dict[int, list[tuple[int, int]]]) -> None:
