@@ -170,7 +170,7 @@ class _Archiver:
 
     def _check_same(self, base: Archived) -> None:
         place, advice = f"{self._store.path} is the archive", "archive this topic to another directory"
-        check_log(place, (base.log_id, base.topic), self._topic.log_id, self._topic.path, advice=advice)
+        check_log(base, place, self._topic.log_id, self._topic.path, advice=advice)
         if len(base.partitions) > len(self._topic.partitions):
             raise LogError(
                 f"the archive {self._store.path} is ahead: it has {len(base.partitions)} partitions, and "

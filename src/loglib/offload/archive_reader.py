@@ -68,8 +68,8 @@ class ArchiveReader:
 
     def check_log(self, log_id: bytes, path: str, logs: Iterable[Log]) -> None:
         """Refuse the archive of another log, or of another history of it, or one that has more than the log."""
-        held, advice = (self.archived.log_id, self.archived.topic), "name the archive of this topic"
-        check_log(f"{self.path} is the archive", held, log_id, path, advice=advice)
+        advice = "name the archive of this topic"
+        check_log(self.archived, f"{self.path} is the archive", log_id, path, advice=advice)
         for log in logs:
             for each in self.archived.partitions[log.partition : log.partition + 1]:
                 found = compare_history(each.points(log_id), log)
@@ -200,14 +200,9 @@ def _cut(batch: pa.RecordBatch, wanted: Range) -> pa.RecordBatch:
 
 
 def stream(
-    past: ArchiveReader,
-    start: StartLike,
-    end: StartLike | None,
-    *,
-    columns: Sequence[str] | None,
-    batch_bytes: int,
+    past: ArchiveReader, start: StartLike, end: StartLike | None, *, columns: Sequence[str] | None, batch_bytes: int,
     now_us: int,
-) -> pa.RecordBatchReader:
+) -> pa.RecordBatchReader:  # fmt: skip
     """The archived records from `start` to `end`."""
     numbers = past.archived.ends.keys()
     starts = _parsed(start, numbers, now_us, others="begin")
@@ -227,16 +222,9 @@ def _within(past: ArchiveReader, partition: ArchivedPartition, start: Parsed) ->
 
 
 def with_tail(
-    archive: str | os.PathLike[str],
-    read: Callable[[StartLike, StartLike], Reader],
-    logs: Sequence[Log],
-    start: StartLike,
-    end: StartLike | None,
-    *,
-    columns: Sequence[str] | None,
-    batch_bytes: int,
-    now_us: int,
-) -> pa.RecordBatchReader:
+    archive: str | os.PathLike[str], read: Callable[[StartLike, StartLike], Reader], logs: Sequence[Log],
+    start: StartLike, end: StartLike | None, *, columns: Sequence[str] | None, batch_bytes: int, now_us: int,
+) -> pa.RecordBatchReader:  # fmt: skip
     """The records from `start` to `end`, from the archive up to its end, and after it from these logs with `read`."""
     past = ArchiveReader.load(logs[0].files, archive)
     past.check_log(logs[0].identity.log_id, logs[0].directory, logs)
@@ -265,12 +253,9 @@ def _as_start(parsed: Parsed) -> Start:
 
 
 def _reader(
-    past: ArchiveReader,
-    ranges: Sequence[Range],
-    columns: Sequence[str] | None,
-    batch_bytes: int,
+    past: ArchiveReader, ranges: Sequence[Range], columns: Sequence[str] | None, batch_bytes: int,
     tail: Iterable[pa.RecordBatch],
-) -> pa.RecordBatchReader:
+) -> pa.RecordBatchReader:  # fmt: skip
     import pyarrow as pa
 
     from ..format.arrow import schema_of

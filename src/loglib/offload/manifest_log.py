@@ -55,10 +55,14 @@ class OpenPlace(Place, Protocol):
 
 
 class Manifest(Protocol):
-    """Facts that contain their number."""
+    """Facts about what a place has of a log."""
 
     @property
     def version(self) -> int: ...
+    @property
+    def log_id(self) -> bytes: ...
+    @property
+    def topic(self) -> str: ...
 
 
 M = TypeVar("M", bound=Manifest)
@@ -102,16 +106,15 @@ def _versions(place: Place, directory: str) -> list[int]:
     return sorted(int(match[1]) for name in place.names_in(directory) if (match := _VERSION.fullmatch(name)))
 
 
-def check_log(place: str, of_log: tuple[bytes, str], log_id: bytes, topic_path: str, *, advice: str) -> None:
-    """`LogError` unless a place is of the log with this id. `of_log`: the id of the place's log, and its topic.
+def check_log(manifest: Manifest, place: str, log_id: bytes, topic_path: str, *, advice: str) -> None:
+    """`LogError` unless the manifest is of the log with this id.
 
     `place` begins the message, such as "x is the archive"; `advice` ends it.
     """
-    place_id, place_topic = of_log
-    if place_id != log_id:
+    if manifest.log_id != log_id:
         raise LogError(
-            f"{place} of another log (of topic {place_topic!r}, with id {place_id.hex()}) than {topic_path} (id "
-            f"{log_id.hex()}); {advice}"
+            f"{place} of another log (of topic {manifest.topic!r}, with id {manifest.log_id.hex()}) than {topic_path} "
+            f"(id {log_id.hex()}); {advice}"
         )
 
 

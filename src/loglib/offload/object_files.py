@@ -64,15 +64,9 @@ class ObjectFiles(Files, NotCopyable):
     real = False
 
     def __init__(
-        self,
-        filesystem: Any,
-        root: str,
-        inner_root: str,
-        *,
-        listings: Mapping[str, Mapping[str, int]] | None = None,
-        until_offset: int | None = None,
-        eager: bool = True,
-    ) -> None:
+        self, filesystem: Any, root: str, inner_root: str, *,
+        listings: Mapping[str, Mapping[str, int]] | None = None, until_offset: int | None = None, eager: bool = True,
+    ) -> None:  # fmt: skip
         self._filesystem = filesystem
         self._root = root
         self._inner_root = inner_root

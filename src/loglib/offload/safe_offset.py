@@ -68,8 +68,7 @@ class _Floors(ABC):
         self._is_known = False
         try:
             manifest = self._load(place)
-            of_log = manifest.log_id, manifest.topic
-            check_log(f"the {self._kind}", of_log, log_id, topic_path, advice="name the one of this topic")
+            check_log(manifest, f"the {self._kind}", log_id, topic_path, advice="name the one of this topic")
             self._is_known = True
         except (LogError, OSError, ValueError, ImportError) as error:
             message = "%s: retention drops nothing without its %s %s: %s"

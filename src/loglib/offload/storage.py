@@ -34,12 +34,9 @@ class Storage:
         return not self.uri
 
     def files(
-        self,
-        *,
-        listings: Mapping[str, Mapping[str, int]] | None = None,
-        until_offset: int | None = None,
+        self, *, listings: Mapping[str, Mapping[str, int]] | None = None, until_offset: int | None = None,
         eager: bool = True,
-    ) -> Files:
+    ) -> Files:  # fmt: skip
         """The files, for one process. The arguments are for objects, as `ObjectFiles` takes them."""
         if self.is_local:
             return REAL

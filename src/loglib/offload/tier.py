@@ -166,7 +166,7 @@ class _Uploader:
         nothing = Tiered(0, self._topic.log_id, self._topic.name, 0, ())
         while True:
             base = manifest_log.newest(self._store, copy_role.MANIFESTS, decode) or nothing
-            self._check_log(base.log_id, base.topic)
+            self._check_log(base)
             self._check_history(base)
             if self._renew(base):
                 continue
@@ -201,11 +201,11 @@ class _Uploader:
         found = copy_role.decode(content, f"{self._store.path}/{copy_role.NAME}")
         if found.role != copy_role.TIER:
             raise LogError(f"{self._store.path} is a {found.role} of {found.of}, and no place for segments")
-        return self._check_log(found.log_id, found.of)
+        return self._check_log(Tiered(0, found.log_id, found.of, 0, ()))
 
-    def _check_log(self, log_id: bytes, topic: str) -> None:
+    def _check_log(self, manifest: Tiered) -> None:
         place, advice = f"{self._store.path} has the segments", "upload this topic to another place"
-        check_log(place, (log_id, topic), self._topic.log_id, self._topic.path, advice=advice)
+        check_log(manifest, place, self._topic.log_id, self._topic.path, advice=advice)
 
     def _check_history(self, base: Tiered) -> None:
         """Refuse a place that does not have the history of this topic. It may be ahead of a topic that lags."""

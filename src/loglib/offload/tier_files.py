@@ -151,8 +151,8 @@ class TierOverlayFiles(FilesWrapper):
         self.place = place
         self._path = path
         self._looked: dict[int, int] = {}  # the start of each partition for which the manifest was read again
-        of_log = place.tiered.log_id, place.tiered.topic
-        check_log(f"{place.path} has the segments", of_log, log_id, path, advice="name the place of this topic")
+        advice = "name the place of this topic"
+        check_log(place.tiered, f"{place.path} has the segments", log_id, path, advice=advice)
 
     def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         try:
