@@ -433,6 +433,19 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(open_topic: Open, to
     assert held.exists(), "while another process uploads, nothing is swept"
 
 
+def test_parent_directory_that_cannot_be_read_is_no_error(open_topic: Open, path: Path, to: Path) -> None:
+    class Private(WatchedFiles):
+        """Only the directories below the test's own can be read."""
+
+        def before(self, call: Any) -> None:
+            if call.name == "open_directory" and not call.path.startswith(str(to.parent.parent)):
+                raise PermissionError(13, "injected", call.path)
+
+    seal(open_topic())
+    with testing.open_topic(path, files=Private(), mode="r") as again:
+        assert tier(again, to).version == 1
+
+
 @pytest.mark.parametrize("call", ["create", "link", "rename", "open_directory"])
 def test_an_error_of_the_disk_leaves_no_open_file_and_no_unfinished_one(
     open_topic: Open, path: Path, to: Path, call: str

@@ -94,6 +94,10 @@ def compare(store: Store, name: str, files: Files, fd: int, size_bytes: int, *, 
     return crc
 
 
+def _is_unfinished(name: str) -> bool:
+    return _TEMPORARY.fullmatch(os.path.basename(name)) is not None
+
+
 class DirectoryStore(FilePlace, NotCopyable):
     """A store in a directory, on a disk or on a mount."""
 
@@ -114,13 +118,16 @@ class DirectoryStore(FilePlace, NotCopyable):
         while not files.exists(there):
             there = os.path.dirname(there)
         files.make_directories(self.path_of(manifests), permissions)
-        # A process that died may have made the directory `there`, or a file in the store, and not synced its name.
-        for each in (path, os.path.dirname(path), os.path.dirname(there)):
-            files.sync_directory(each)
+        # A process that died may have made the directory `there`, or a file at the top, and not synced its name.
+        files.sync_directory(path)
+        files.sync_directory(os.path.dirname(path))
+        with suppress(PermissionError):  # what this user cannot read is older than the store
+            files.sync_directory(os.path.dirname(there))
         self._root = Directory.open(files, path)
         try:
             if files.try_lock(self._root.fd, path):
-                self._remove_unfinished()
+                for name in filter(_is_unfinished, self.names()):
+                    self.remove(name)
                 for name in leftovers(self):
                     self.remove(name)
             self._root.lock_for_a_moment("a process that sweeps it", advice="try again", shared=True)
@@ -131,11 +138,6 @@ class DirectoryStore(FilePlace, NotCopyable):
     def close(self) -> None:
         """Release the lock, and close the directory."""
         self._root.close()
-
-    def _remove_unfinished(self) -> None:
-        for name in self.names():
-            if _TEMPORARY.fullmatch(os.path.basename(name)):
-                self.remove(name)
 
     def names(self) -> Iterator[str]:
         """The names of all files at the top, of the manifests, and in the directories of partitions."""
