@@ -183,10 +183,10 @@ class _Archiver:
         if partition.id >= len(base.partitions):
             return self._ending(ArchivedPartition(partition.id, start, start), start)
         each, log = base.partitions[partition.id], self._log(partition.id)
-        found = compare_history(each.points(self._topic.log_id), log)
-        if found.relation == BEHIND and self._on_gap == "skip":
+        comparison = compare_history(each.points(self._topic.log_id), log)
+        if comparison.relation == BEHIND and self._on_gap == "skip":
             return self._ending(each._replace(gaps=(*each.gaps, (each.end, start))), start)
-        found.check(f"the archive {self._store.path}", log, _ADVICE)
+        comparison.check(f"the archive {self._store.path}", log, _ADVICE)
         return each
 
     def _log(self, partition: int) -> Log:

@@ -86,15 +86,15 @@ class ArchivedPartition(NamedTuple):
     def pieces(self) -> list[Piece]:
         """The files of all records, in the order of the offsets."""
         healed = [Piece(each.start, each.end, each) for each in sorted(self.healed, key=lambda each: each.start)]
-        found = [*healed]
+        pieces = [*healed]
         for file in self.files:
             at = file.start
             for each in healed:
                 if file.start <= each.start < file.end:
-                    found.append(Piece(at, each.start, file))
+                    pieces.append(Piece(at, each.start, file))
                     at = each.end
-            found.append(Piece(at, file.end, file))
-        return sorted((each for each in found if each.start < each.end), key=lambda each: each.start)
+            pieces.append(Piece(at, file.end, file))
+        return sorted((each for each in pieces if each.start < each.end), key=lambda each: each.start)
 
     def points(self, log_id: bytes) -> list[HistoryPoint]:
         """The places in the log that prove its history; the last one is the end."""
@@ -139,8 +139,8 @@ def file_name(partition: int, start: int, end: int, chance: bytes) -> str:
 
 def end_of(name: str) -> int | None:
     """The end of the offsets in the file of this name; None if `file_name` has not made the name."""
-    found = _FILE.fullmatch(name)
-    return None if found is None else int(found[1])
+    match = _FILE.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def encode(archived: Archived) -> bytes:

@@ -63,8 +63,8 @@ class ArchiveReader:
     @classmethod
     def load(cls, files: Files, path: str | os.PathLike[str]) -> ArchiveReader:
         """The newest manifest at a path or a URI; `FileNotFoundError` if there is none. `files` are for paths."""
-        files, found = located(files, os.fsdecode(path))
-        return cls(files, found, load(files, found))
+        files, inner = located(files, os.fsdecode(path))
+        return cls(files, inner, load(files, inner))
 
     def check_log(self, log_id: bytes, path: str, logs: Iterable[Log]) -> None:
         """Refuse the archive of another log, or of another history of it, or one that has more than the log."""
@@ -72,9 +72,9 @@ class ArchiveReader:
         check_log(self.archived, f"{self.path} is the archive", log_id, path, advice=advice)
         for log in logs:
             for each in self.archived.partitions[log.partition : log.partition + 1]:
-                found = compare_history(each.points(log_id), log)
-                if found.relation != BEHIND:  # a missing record is an error only for a call that wants it
-                    found.check(f"the archive {self.path}", log, _ADVICE)
+                comparison = compare_history(each.points(log_id), log)
+                if comparison.relation != BEHIND:  # a missing record is an error only for a call that wants it
+                    comparison.check(f"the archive {self.path}", log, _ADVICE)
 
     def split(self, partitions: Collection[int], start: StartLike, end: StartLike | None, *, now_us: int) -> Split:
         """The records from `start` to `end`: in the archive up to its end, and after it in the log."""
@@ -88,7 +88,7 @@ class ArchiveReader:
                 ranges.append(Range(number, first, each.end if last is None else last))
             if last is not None:
                 starts[number] = ends[number] = each.end
-        places = ({number: _as_start(each) for number, each in found.items()} for found in (starts, ends))
+        places = ({number: _as_start(each) for number, each in given.items()} for given in (starts, ends))
         return Split(ranges, *places)
 
     def begin_tail(self, tail: Reader) -> None:
@@ -182,13 +182,13 @@ class ArchiveReader:
 
 def _groups(file: pq.ParquetFile, wanted: Range) -> list[int]:
     """The row groups with offsets of a range."""
-    found, before = [], -1
+    groups, before = [], -1
     for group in range(file.num_row_groups):
         last = parquet.largest(file, group, "offset")
         if last >= wanted.start and before + 1 < wanted.end:
-            found.append(group)
+            groups.append(group)
         before = last
-    return found
+    return groups
 
 
 def _cut(batch: pa.RecordBatch, wanted: Range) -> pa.RecordBatch:
@@ -217,8 +217,8 @@ def stream(
 def _within(past: ArchiveReader, partition: ArchivedPartition, start: Parsed) -> int:
     if isinstance(start, int) and start > partition.end:
         raise OffsetOutOfRangeError(partition.partition, start, partition.start, partition.end)
-    found = past.offset_of(partition, start)
-    return partition.end if found is None else found
+    offset = past.offset_of(partition, start)
+    return partition.end if offset is None else offset
 
 
 def with_tail(

@@ -174,7 +174,7 @@ def _is_whole(content: bytes) -> bool:
     try:
         actions = [json.loads(line) for line in content.splitlines()]
         said = [each["commitInfo"].get(_ACTIONS) for each in actions if "commitInfo" in each]
-        found = sum("add" in each or "txn" in each for each in actions)
-        return bool(actions) and all(each is None or int(each) == found for each in said)
+        count = sum("add" in each or "txn" in each for each in actions)
+        return bool(actions) and all(each is None or int(each) == count for each in said)
     except (ValueError, TypeError, AttributeError):
         return False

@@ -116,10 +116,10 @@ class ObjectFiles(Files, NotCopyable):
         if path in self._listings:
             return _facts(stat.S_IFDIR, 0)
         with _system_errors(path):
-            found = self._filesystem.get_file_info(self._inner(path))
-        if found.type == fs.FileType.NotFound:
+            info = self._filesystem.get_file_info(self._inner(path))
+        if info.type == fs.FileType.NotFound:
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
-        return _facts(stat.S_IFREG if found.is_file else stat.S_IFDIR, found.size or 0)
+        return _facts(stat.S_IFREG if info.is_file else stat.S_IFDIR, info.size or 0)
 
     def _refuse(self, path: object, *_: object, **__: object) -> NoReturn:
         raise OSError(errno.EROFS, "a copy in an object store is only read", path if isinstance(path, str) else None)
@@ -142,8 +142,8 @@ class ObjectFiles(Files, NotCopyable):
         listing = self._listings.get(directory)
         if listing is None:
             with _system_errors(directory):
-                found = self._filesystem.get_file_info(fs.FileSelector(self._inner(directory)))
-            listing = self._listings[directory] = {each.base_name: each.size or 0 for each in found}
+                infos = self._filesystem.get_file_info(fs.FileSelector(self._inner(directory)))
+            listing = self._listings[directory] = {each.base_name: each.size or 0 for each in infos}
         return dict(listing)
 
     def _inner(self, path: str) -> str:

@@ -79,8 +79,8 @@ def write(
         for group in _row_groups((_with_constants(each, topic) for each in records), row_group_bytes):
             writer.write_table(group, row_group_size=group.num_rows)
             rows += group.num_rows
-            found = pc.min_max(group.column("timestamp").cast("int64"))
-            times += [found["min"].as_py(), found["max"].as_py()]
+            extremes = pc.min_max(group.column("timestamp").cast("int64"))
+            times += [extremes["min"].as_py(), extremes["max"].as_py()]
             times = [min(times), max(times)]
     sink.drain()
     files.datasync(fd)
@@ -141,8 +141,8 @@ def largest(file: pq.ParquetFile, group: int, column: str) -> int:
 
 def bounds(file: pq.ParquetFile, column: str) -> tuple[int, int]:
     """The smallest and the largest number of a column in the whole file, by its statistics."""
-    found = [_statistics(file, group, column) for group in range(file.num_row_groups)]
-    return min(int(each.min_raw) for each in found), max(int(each.max_raw) for each in found)
+    statistics = [_statistics(file, group, column) for group in range(file.num_row_groups)]
+    return min(int(each.min_raw) for each in statistics), max(int(each.max_raw) for each in statistics)
 
 
 def _statistics(file: pq.ParquetFile, group: int, column: str) -> pq.Statistics:

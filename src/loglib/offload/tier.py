@@ -198,10 +198,10 @@ class _Uploader:
             content = copy_role.Role(copy_role.TIER, log_id, drawn, self._topic.path, self._clock()).encode()
             if not put_content(self._store, copy_role.NAME, content):
                 return self._take_place()  # another process was quicker
-        found = copy_role.decode(content, f"{self._store.path}/{copy_role.NAME}")
-        if found.role != copy_role.TIER:
-            raise LogError(f"{self._store.path} is a {found.role} of {found.of}, and no place for segments")
-        return self._check_log(Tiered(0, found.log_id, found.of, 0, ()))
+        role = copy_role.decode(content, f"{self._store.path}/{copy_role.NAME}")
+        if role.role != copy_role.TIER:
+            raise LogError(f"{self._store.path} is a {role.role} of {role.of}, and no place for segments")
+        return self._check_log(Tiered(0, role.log_id, role.of, 0, ()))
 
     def _check_log(self, manifest: Tiered) -> None:
         place, advice = f"{self._store.path} has the segments", "upload this topic to another place"
@@ -211,8 +211,8 @@ class _Uploader:
         """Refuse a place that does not have the history of this topic. It may be ahead of a topic that lags."""
         for log in self._logs:
             points = base.partition(log.partition).points(base.log_id)
-            if points and (found := compare_history(points, log)).relation != AHEAD:
-                found.check(f"the place {self._store.path}", log, _ADVICE)
+            if points and (comparison := compare_history(points, log)).relation != AHEAD:
+                comparison.check(f"the place {self._store.path}", log, _ADVICE)
 
     def _write_facts(self, jobs: list[_Job], base: Tiered) -> None:
         """Update the small files that may change."""

@@ -97,8 +97,8 @@ class Tier(NotCopyable):
     def gaps(self, identity: Identity) -> tuple[Gap, ...]:
         """The declared gaps in the segments of a partition; `CorruptLogError` if their file is damaged."""
         end = self.tiered.partition(identity.partition).end
-        found = read_gaps(self.files, self.directory(identity.partition), identity)
-        return tuple(each for each in found if each.start < end)
+        gaps = read_gaps(self.files, self.directory(identity.partition), identity)
+        return tuple(each for each in gaps if each.start < end)
 
     def make_log(self, files: Files, directory: str, identity: Identity) -> Log:
         """The log of a partition, which does not grow."""
@@ -159,10 +159,10 @@ class TierOverlayFiles(FilesWrapper):
             return self.inner.open(path, flags, mode, dir_fd=dir_fd)
         except FileNotFoundError:
             writes = flags & (os.O_RDWR | os.O_CREAT)
-            found = None if writes or dir_fd is not None else self._in_place(path)
-            if found is None:
+            in_place = None if writes or dir_fd is not None else self._in_place(path)
+            if in_place is None:
                 raise
-        files, there = found
+        files, there = in_place
         fd = files.open(there, flags)
         self._elsewhere[fd] = files
         return fd
@@ -185,14 +185,14 @@ class TierOverlayFiles(FilesWrapper):
 
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
         """Name and size in bytes of everything in the directory, and of the partition's segments in the place."""
-        found = self.inner.sizes(directory, dir_fd=dir_fd)
+        sizes = self.inner.sizes(directory, dir_fd=dir_fd)
         number = self._partition_of(directory)
         if number is None or dir_fd is not None:
-            return found
-        bases = [base for name in found if (base := parse_segment_name(name)) is not None]
+            return sizes
+        bases = [base for name in sizes if (base := parse_segment_name(name)) is not None]
         past, last = self.past(number, min(bases, default=0)).listing, max(bases, default=0)
         # A place that is ahead has segments of which the directory has only the beginning, or nothing.
-        return {name: size for name, size in past.items() if name < segment_name(last)} | found
+        return {name: size for name, size in past.items() if name < segment_name(last)} | sizes
 
     def past(self, number: int, start: int) -> TieredPartition:
         """The place's segments of a partition that begins at `start` in the directory.
@@ -243,25 +243,25 @@ class TierOverlayLog(Log):
         points = place.tiered.partition(self.partition).points(self.identity.log_id)
         if not points:
             return
-        found, holder = compare_history(points, tail), f"the place {place.path}"
-        if found.relation == AHEAD:  # such as a mirror that lags: compare with the place's bytes
+        comparison, holder = compare_history(points, tail), f"the place {place.path}"
+        if comparison.relation == AHEAD:  # such as a mirror that lags: compare with the place's bytes
             with closing(place.make_log(place.files, place.directory(self.partition), self.identity)) as past:
-                if past.mark().log_start_offset <= found.log_end:
-                    found = compare_history([point_at(tail, found.log_end)], past)
+                if past.mark().log_start_offset <= comparison.log_end:
+                    comparison = compare_history([point_at(tail, comparison.log_end)], past)
                 holder = f"{self.directory}, which ends before its place does,"
-        if found.relation == BEHIND:
-            raise LogError(f"{found.words(holder, self.directory)}; {_ADVICE}")
-        found.check(holder, tail, _ADVICE)
+        if comparison.relation == BEHIND:
+            raise LogError(f"{comparison.words(holder, self.directory)}; {_ADVICE}")
+        comparison.check(holder, tail, _ADVICE)
 
     def gaps(self) -> tuple[Gap, ...]:
         """The gaps that the directory declares, and those in segments that only the place has."""
-        found, start = super().gaps(), super().published().log_start_offset
+        gaps, start = super().gaps(), super().published().log_start_offset
         try:
             past = [gap for gap in self._joined.place.gaps(self.identity) if gap.start < start]
         except (CorruptLogError, OSError) as error:
             logger.warning("%s", error)
             past = []
-        return tuple(joined([*found, *past]))
+        return tuple(joined([*gaps, *past]))
 
     def published(self) -> Mark:
         return self._reaching(super().published())

@@ -139,21 +139,21 @@ def decode(content: bytes, path: str) -> Tiered:
 
 
 def _partition(number: int, segments: list[list[Any]]) -> TieredPartition:
-    found = tuple(map(_segment, segments))
-    if any(each.end != after.start for each, after in pairwise(found)):
+    checked = tuple(map(_segment, segments))
+    if any(each.end != after.start for each, after in pairwise(checked)):
         raise ValueError(f"segments of partition {number} that do not follow each other")
-    return TieredPartition(number, found)
+    return TieredPartition(number, checked)
 
 
 def _segment(facts: list[Any]) -> TieredSegment:
     start, end, last_batch, last_crc, crc, added, epoch, lost = facts
-    found = TieredSegment(
+    segment = TieredSegment(
         _whole(start), _whole(end), _whole(last_batch), int(last_crc, 16), int(crc, 16), _whole(added), _whole(epoch),
         _whole(lost),
     )  # fmt: skip
-    if found.start >= found.end or found.last_batch > found.end:
+    if segment.start >= segment.end or segment.last_batch > segment.end:
         raise ValueError(f"a segment {facts!r:.200}")
-    return found
+    return segment
 
 
 def _whole(number: Any) -> int:
