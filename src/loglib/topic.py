@@ -74,7 +74,7 @@ from .log.tables import Columnar
 from .log.verify import Progress, VerifyReport, size_of, verify_description, verify_log
 from .open_topic import OpenTopic, opens_paths
 from .partition import Partition
-from .retention import SegmentDecision
+from .retention import ArchiveFloors, SegmentDecision
 from .segment import Identity
 from .system.clock import SYSTEM, clock_of
 from .system.directory import Directory
@@ -90,7 +90,6 @@ if TYPE_CHECKING:  # loaded when a topic has copies, or segments elsewhere
     from .copies.member_list import Acks
     from .copies.replica import ReplicaState
     from .copies.replica_set import ReplicaSet
-    from .offload.safe_offset import Floors, TierFloors
 
 __all__ = ["Topic", "open_topic", "topics"]
 
@@ -1066,7 +1065,7 @@ def _with_tail(*given: Any, **named: Any) -> pa.RecordBatchReader:
     return with_tail(*given, **named)
 
 
-def _floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> Floors | TierFloors:
+def _floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> ArchiveFloors:
     from .offload.safe_offset import floors_of
 
     return floors_of(files, topic_path, archive, log_id, before_us=before_us)

@@ -12,7 +12,7 @@ import archived_topics
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from archived_topics import in_order, offsets, parquet_files, sealed
+from archived_topics import in_order, offsets, open_store, parquet_files, sealed
 from builders import spoil
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,8 +29,7 @@ from loglib import (
     repair,
     testing,
 )
-from loglib.offload.archive_store import DirectoryArchiveStore
-from loglib.system.files import REAL
+from loglib.offload.archive_store import commit
 from loglib.testing import MemoryFiles
 
 Open = Callable[..., Topic]
@@ -284,8 +283,8 @@ def test_a_log_that_is_behind_its_archive_is_refused(open_topic: Open, to: Path)
     sealed(topic, segments=1)
     made = archive(topic, to)
     ahead = made.partitions[0]._replace(end=made.ends[0] + 1)
-    with closing(DirectoryArchiveStore(REAL, str(to), 0o600)) as place:
-        assert place.commit(made._replace(version=2, partitions=(ahead,)))
+    with closing(open_store(to)) as store:
+        assert commit(store, made._replace(version=2, partitions=(ahead,)))
     with pytest.raises(OffsetOutOfRangeError):
         archive(topic, to)
 

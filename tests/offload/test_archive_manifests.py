@@ -10,13 +10,15 @@ from typing import Any
 
 import archived_topics
 import pytest
+from archived_topics import newest, open_store
 
 from conftest import NOW
 from loglib import Archived, CorruptLogError, Topic, UnsupportedFormatError, archive, archived, testing
 from loglib.format.checked_json import seal
 from loglib.offload import manifest_log
 from loglib.offload.archive_manifest import ArchivedFile, ArchivedPartition, decode, encode
-from loglib.offload.archive_store import DirectoryArchiveStore, is_in_a_store, newest
+from loglib.offload.archive_store import commit, is_in_a_store
+from loglib.offload.archive_store import newest as newest_of
 from loglib.testing import MemoryFiles, RecordingFiles
 
 Open = Callable[..., Topic]
@@ -81,8 +83,8 @@ def test_a_manifest_under_another_number_is_damaged(open_topic: Open, to: Path) 
 def test_manifests_that_vanish_while_they_are_read_are_looked_for_again(to: Path) -> None:
     files = MemoryFiles()
     files.make_directories("/a")
-    with closing(DirectoryArchiveStore(files, "/a", 0o600)) as place:
-        assert place.commit(Archived(1, bytes(16), "t", 0, ()))
+    with closing(open_store("/a", files)) as store:
+        assert commit(store, Archived(1, bytes(16), "t", 0, ()))
 
     class Vanishing(RecordingFiles):
         left = 3
@@ -106,16 +108,15 @@ def test_old_manifests_go_and_their_numbers_are_not_taken_for_new_ones(monkeypat
     files = MemoryFiles()
     files.make_directories("/a")
     versions = [Archived(number, bytes(16), "t", 0, ()) for number in range(8)]
-    one, two = DirectoryArchiveStore(files, "/a", 0o600), DirectoryArchiveStore(files, "/a", 0o600)
-    with closing(one) as place, closing(two) as other:
+    with closing(open_store("/a", files)) as store, closing(open_store("/a", files)) as other:
         for each in versions[1:7]:
-            assert place.commit(each)
-            assert not other.commit(each), "of several processes one commits a version"
+            assert commit(store, each)
+            assert not commit(other, each), "of several processes one commits a version"
         assert len(files.listdir("/a/_loglib")) == 3
         for each in versions[1:4]:
-            assert not other.commit(each), "the number is free again, but behind"
-        assert other.newest() == versions[6]
-        assert place.commit(versions[7])
+            assert not commit(other, each), "the number is free again, but behind"
+        assert newest_of(other) == versions[6]
+        assert commit(store, versions[7])
         assert len(files.listdir("/a/_loglib")) == 3
 
 

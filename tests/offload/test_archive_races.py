@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import archived_topics
 import pytest
-from archived_topics import in_order, parquet_files, sealed
+from archived_topics import in_order, open_store, parquet_files, sealed
 
 from conftest import start_python
 from loglib import LockedError, Topic, archive, read_archive, testing
-from loglib.offload.archive_store import DirectoryArchiveStore
 from loglib.system.files import REAL
 from loglib.testing import RecordingFiles
 
@@ -28,7 +26,8 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(open_topic: Open, to
     archive(topic, to)
     kept = set(parquet_files(to))
     orphan = f"{0:020d}-{100:020d}-{'b' * 16}.parquet"
-    ours = [to / "0000" / orphan, to / "0000" / f".{orphan}.tmp", to / "_loglib" / ".7-aa.tmp"]
+    drawn = "ab" * 8
+    ours = [to / "0000" / orphan, to / "0000" / f".{orphan}-{drawn}.tmp", to / "_loglib" / f".7-{drawn}.tmp"]
     others = [to / "0000" / "notes.txt", to / "readme", to / "9999"]
     for each in (*ours, *others):
         each.write_bytes(b"x")
@@ -40,13 +39,14 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(open_topic: Open, to
 def test_files_of_a_live_process_are_not_swept(open_topic: Open, to: Path) -> None:
     topic = open_topic()
     sealed(topic)
-    with closing(DirectoryArchiveStore(REAL, str(to), 0o600)) as place:
-        unfinished = place.partition(0).path_of(f"{0:020d}-{100:020d}-{'b' * 16}.parquet")
-        Path(unfinished).write_bytes(b"x")
+    with closing(open_store(to)):
+        unfinished = to / "0000" / f"{0:020d}-{100:020d}-{'b' * 16}.parquet"
+        unfinished.parent.mkdir()
+        unfinished.write_bytes(b"x")
         archive(topic, to)
-        assert os.path.exists(unfinished)
+        assert unfinished.exists()
     archive(topic, to)
-    assert not os.path.exists(unfinished)
+    assert not unfinished.exists()
 
 
 def test_whoever_sweeps_is_waited_for(to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_whoever_sweeps_is_waited_for(to: Path, monkeypatch: pytest.MonkeyPatch)
     try:
         assert REAL.try_lock(fd)
         with pytest.raises(LockedError, match="sweeps"):
-            DirectoryArchiveStore(REAL, str(to), 0o600)
+            open_store(to)
     finally:
         REAL.close(fd)
 
@@ -96,7 +96,7 @@ def test_a_file_that_another_process_archived_first_is_thrown_away(open_topic: O
 
         def before(self, call: testing.Call) -> None:
             super().before(call)
-            if call.name == "link" and os.path.basename(call.arguments[0]).startswith(".1-") and not self.done:
+            if call.name == "link" and "1.json-" in call.path and not self.done:
                 self.done = True
                 archive(topic, to)
 
@@ -118,7 +118,7 @@ def test_what_another_process_archived_and_retention_dropped_meanwhile_is_no_err
 
         def before(self, call: testing.Call) -> None:
             super().before(call)
-            if call.name == "create" and call.path.endswith(".parquet.tmp") and not self.done:
+            if call.name == "create" and ".parquet-" in call.path and not self.done:
                 self.done = True
                 archive(topic, to)
                 topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from s3_server import Fault, Request, S3Server, s3_server
+import s3_server
+from s3_server import Fault, Request, S3Server
 from tiered import seal
 
 from conftest import Clock, start_python
 from loglib import Archived, CorruptLogError, LogError, Retention, Topic, archive, archived, read_archive, tier
 from loglib.offload import parquet, s3
-from loglib.offload.archive_objects import ObjectArchiveStore
+from loglib.offload.archive_store import commit, open_archive
+from loglib.offload.store import Store
+from loglib.system.files import REAL
 
 Open = Callable[..., Topic]
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch, store: S3Server) -> None:
-    monkeypatch.setattr(s3, "ATTEMPTS", 1)
-    del store.requests[:]
+store, impatient = s3_server.store, s3_server.impatient
 
 
 @pytest.fixture
@@ -82,17 +75,6 @@ def test_key_with_escapes_is_written_where_it_is_read(open_topic: Open, store: S
     assert archive(topic, uri) == archived(uri) == made
     assert read_archive(uri).read_all().num_rows == made.rows == 5
     assert f"{key}/100% ü/{made.partitions[0].files[0].name}" in store.keys(key)
-
-
-def test_large_file_is_uploaded_in_parts(
-    open_topic: Open, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
-    topic = open_topic(segment_bytes=64 << 20)
-    topic.append_many([os.urandom(1 << 20) for _ in range(12)])
-    topic.partition(0).roll()
-    check(archive(topic, store.uri(key)), store, key, topic)
-    assert len([each for each in store.requests if "partNumber=" in each.path]) == 3
 
 
 def test_past_in_a_store_and_the_live_tail_are_one_table(open_topic: Open, store: S3Server, key: str) -> None:
@@ -174,22 +156,12 @@ def test_spark_is_refused_with_what_it_can_read(open_topic: Open, store: S3Serve
         )
 
 
-def test_store_that_ignores_the_condition_is_refused(
-    open_topic: Open, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = open_topic()
-    seal(topic)
-    monkeypatch.setattr(s3.S3Store, "put_new", lambda each, name, content: each.replace(name, content) or True)
-    with pytest.raises(LogError, match="ignores If-None-Match"):
-        archive(topic, store.uri(key))
-
-
 def test_name_that_is_taken_is_refused(
     open_topic: Open, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = open_topic()
     seal(topic)
-    monkeypatch.setattr(s3.S3Store, "upload", lambda *_: False)
+    monkeypatch.setattr(s3.S3Store, "put", lambda *_: False)
     with pytest.raises(LogError, match="is there already"):
         archive(topic, store.uri(key))
 
@@ -276,16 +248,15 @@ def test_who_is_too_late_throws_its_files_away(
 ) -> None:
     topic = open_topic()
     seal(topic, 2)
-    commit = ObjectArchiveStore.commit
     raced: list[int] = []
 
-    def late(place: ObjectArchiveStore, made: Archived) -> bool:
+    def late(place: Store, made: Archived) -> bool:
         if not raced:
             raced.append(1)
             archive(topic, store.uri(key), file_bytes=1)
         return commit(place, made)
 
-    monkeypatch.setattr(ObjectArchiveStore, "commit", late)
+    monkeypatch.setattr("loglib.offload.archive.commit", late)
     made = archive(topic, store.uri(key))
     assert made.version == 1 and len(made.partitions[0].files) == 2
     check(made, store, key, topic)
@@ -298,14 +269,13 @@ def test_file_that_may_still_be_committed_is_not_swept(
     seal(topic)
     archive(topic, store.uri(key))
     seal(topic)
-    commit = ObjectArchiveStore.commit
 
-    def slow(place: ObjectArchiveStore, made: Archived) -> bool:
-        with closing(ObjectArchiveStore(store.uri(key))):
+    def slow(place: Store, made: Archived) -> bool:
+        with closing(open_archive(REAL, store.uri(key), 0o600)):
             assert len(files_of(store, key)) == 2
         return commit(place, made)
 
-    monkeypatch.setattr(ObjectArchiveStore, "commit", slow)
+    monkeypatch.setattr("loglib.offload.archive.commit", slow)
     check(archive(topic, store.uri(key)), store, key, topic)
 
 
@@ -331,9 +301,8 @@ def test_what_a_killed_process_has_left_is_swept(open_topic: Open, store: S3Serv
     program = """
         import os, sys
         from loglib import archive
-        from loglib.offload.archive_objects import ObjectArchiveStore
 
-        ObjectArchiveStore.commit = lambda *_: os._exit(9)
+        sys.modules["loglib.offload.archive"].commit = lambda *_: os._exit(9)
         archive(sys.argv[1], sys.argv[2])
     """
     with start_python(program, path, store.uri(key)) as process:

@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from s3_server import Fault, Request, S3Server, s3_server
+import s3_server
+from s3_server import Fault, Request, S3Server
 from tiered import bytes_of, check, objects_of, records, seal
 
 from conftest import start_python
@@ -29,17 +30,7 @@ from loglib.offload.tier_manifest import decode
 Open = Callable[..., Topic]
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch, store: S3Server) -> None:
-    """Nothing is repeated after a pause; a test that wants another attempt says so."""
-    monkeypatch.setattr(s3, "ATTEMPTS", 1)
-    del store.requests[:]
+store, impatient = s3_server.store, s3_server.impatient
 
 
 @pytest.fixture
@@ -109,7 +100,7 @@ def test_a_large_segment_is_uploaded_in_parts(
     objects = _store(store, key)
     name = made.partitions[0].segments[0].file_name
     content = (path / "0000" / name).read_bytes()
-    assert not objects.upload(f"0000/{name}", len(content), lambda size, at: content[at : at + size]), "it is taken"
+    assert not objects.put(f"0000/{name}", len(content), lambda size, at: content[at : at + size]), "it is taken"
     assert not _unfinished(objects)
 
 
@@ -145,10 +136,10 @@ def test_an_upload_in_parts_that_fails_leaves_no_object_and_no_part(
         return Fault(applied, "reset") if made[0] == at and request.method in ("PUT", "POST") else None
 
     with store.failing(fault), pytest.raises(OSError, match=f"{key}/0000/x"):
-        objects.upload("0000/x", len(content), lambda size, at: content[at : at + size])
+        objects.put("0000/x", len(content), lambda size, at: content[at : at + size])
     there = at == 4 and applied  # the answer to the completion was lost
     assert store.keys(key) == ([f"{key}/0000/x"] if there else [])
-    assert objects.upload("0000/x", len(content), lambda size, at: content[at : at + size]) is not there
+    assert objects.put("0000/x", len(content), lambda size, at: content[at : at + size]) is not there
     assert store.get(f"{key}/0000/x") == content and not _unfinished(objects)
 
 
@@ -164,7 +155,7 @@ def test_an_error_of_the_log_in_mid_upload_leaves_no_object(
         return bytes(size)
 
     with pytest.raises(OSError, match="a bad sector"):
-        objects.upload("0000/x", 11 << 20, source)
+        objects.put("0000/x", 11 << 20, source)
     assert store.keys(key) == [] and not _unfinished(objects)
 
 
@@ -178,11 +169,11 @@ def test_parts_that_cannot_be_listed_are_left(
     objects._client.create_multipart_upload(**place)  # of another name, which begins so
     listing = once(Fault(False, "denied"), lambda request: request.method == "GET" and "uploads" in request.path)
     with store.failing(listing):
-        assert objects.upload("0000/x", 6 << 20, lambda size, at: bytes(size))
+        assert objects.put("0000/x", 6 << 20, lambda size, at: bytes(size))
     assert "parts of uploads that have died may be left" in caplog.text
     objects._client.create_multipart_upload(**objects._at("0000/z"))  # its uploader has died
     for name, is_new in (("0000/z", True), ("0000/x", False)):
-        assert objects.upload(name, 6 << 20, lambda size, at: bytes(size)) is is_new
+        assert objects.put(name, 6 << 20, lambda size, at: bytes(size)) is is_new
         assert _unfinished(objects) == [place["Key"]]
 
 
@@ -194,7 +185,7 @@ def test_a_store_that_denies_writing_is_an_error(
     for size in (9, 6 << 20):
         last = once(Fault(False, "denied"), lambda request: "Id=" in request.path or "?" not in request.path)
         with store.failing(last), pytest.raises(OSError, match="AccessDenied"):
-            objects.upload("0000/x", size, lambda size, at: bytes(size))
+            objects.put("0000/x", size, lambda size, at: bytes(size))
     assert store.keys(key) == [] and not _unfinished(objects)
 
 
@@ -375,11 +366,7 @@ def test_an_object_that_the_store_has_changed_does_not_count(
 def test_a_store_that_ignores_the_condition_is_refused(
     open_topic: Open, store: S3Server, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def careless(objects: S3Store, name: str, content: bytes) -> bool:
-        objects.replace(name, content)
-        return True
-
-    monkeypatch.setattr(S3Store, "put_new", careless)
+    monkeypatch.setattr(s3, "_IF_NEW", {})
     topic = open_topic()
     seal(topic)
     with pytest.raises(LogError, match="this store ignores If-None-Match"):

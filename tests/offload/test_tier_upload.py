@@ -33,10 +33,11 @@ from loglib import (
     tiered,
 )
 from loglib.format.checked_json import seal as seal_line
+from loglib.log.copy_role import MANIFESTS
 from loglib.offload import manifest_log
 from loglib.offload import tier as uploader
+from loglib.offload.store import DirectoryStore
 from loglib.offload.tier_manifest import decode, encode
-from loglib.offload.tier_store import DirectoryStore
 from loglib.segment import read_segment_header
 from loglib.testing import RecordingFiles
 from loglib.testing.watched import WatchedFiles
@@ -113,14 +114,14 @@ def test_several_segments_are_under_way_at_once(
 ) -> None:
     """Each of three uploads waits for the other two."""
     barrier = threading.Barrier(3, timeout=60)
-    upload = DirectoryStore.upload
+    put = DirectoryStore.put
 
-    def meeting(store: DirectoryStore, *arguments: Any) -> bool:
+    def meeting(store: DirectoryStore, *arguments: Any, replace: bool) -> bool:
         if arguments[0].endswith(".log"):
             barrier.wait()
-        return upload(store, *arguments)
+        return put(store, *arguments, replace=replace)
 
-    monkeypatch.setattr(DirectoryStore, "upload", meeting)
+    monkeypatch.setattr(DirectoryStore, "put", meeting)
     topic = open_topic()
     seal(topic, 3)
     assert len(tier(topic, to, in_flight=3).partitions[0].segments) == 3
@@ -221,9 +222,13 @@ def test_what_a_dead_run_has_uploaded_is_compared_and_not_uploaded_again(
         with pytest.raises(ZeroDivisionError):
             tier(topic, to)
     assert len(bytes_of(to)) == 3 and tiered_or_none(to) is None
-    with monkeypatch.context() as patched:
-        patched.setattr(DirectoryStore, "upload", None)
-        made = tier(topic, to)
+    topic.close()
+    files = RecordingFiles()
+    with testing.open_topic(path, files=files, mode="r") as again:
+        made = tier(again, to)
+    assert not [name for _, name in files.named("create") if ".log-" in name]
+    calls = [name for call, name in files.named("fsync", "link") if call == "link" or name == "0000"]
+    assert calls[0] == "0000" and len(calls) == 4, "the dead run may not have synced the names that a manifest has"
     check(made, bytes_of(to), sealed_bytes(path))
 
 
@@ -285,7 +290,7 @@ def test_another_topic_is_refused(open_topic: Open, tmp_path: Path, to: Path) ->
     seal(topic)
     tier(topic, to)
     other = open_topic(tmp_path / "other")
-    with pytest.raises(LogError, match=r"has the segments of another log .*; upload .*other"):
+    with pytest.raises(LogError, match=r"has the segments of another log .*other .*; upload"):
         tier(other, to)
     (to / "copy.json").unlink()
     with pytest.raises(LogError, match="is a topic, and no place"):
@@ -300,14 +305,14 @@ def test_of_two_topics_that_make_a_place_at_once_one_is_refused(
 ) -> None:
     topic, other = open_topic(), open_topic(tmp_path / "other")
     seal(topic)
-    upload = DirectoryStore.upload
+    put = DirectoryStore.put
 
-    def late(store: DirectoryStore, *arguments: Any) -> bool:
-        monkeypatch.setattr(DirectoryStore, "upload", upload)
+    def late(store: DirectoryStore, *arguments: Any, replace: bool) -> bool:
+        monkeypatch.setattr(DirectoryStore, "put", put)
         tier(topic, to)
-        return upload(store, *arguments)
+        return put(store, *arguments, replace=replace)
 
-    monkeypatch.setattr(DirectoryStore, "upload", late)
+    monkeypatch.setattr(DirectoryStore, "put", late)
     with pytest.raises(LogError, match="has the segments of another log"):
         tier(other, to)
     assert tiered(to).log_id == topic.log_id and tiered(to).bytes
@@ -421,11 +426,24 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(open_topic: Open, to
     tier(topic, to)
     assert not any(each.exists() for each in ours) and all(each.exists() for each in others)
     held = ours[0]
-    store = DirectoryStore(topic._files, str(to), 0o600)
+    store = DirectoryStore(topic._files, str(to), MANIFESTS, 0o600)
     held.write_bytes(b"x")
     tier(topic, to)
     store.close()
     assert held.exists(), "while another process uploads, nothing is swept"
+
+
+def test_parent_directory_that_cannot_be_read_is_no_error(open_topic: Open, path: Path, to: Path) -> None:
+    class Private(WatchedFiles):
+        """Only the directories below the test's own can be read."""
+
+        def before(self, call: Any) -> None:
+            if call.name == "open_directory" and not call.path.startswith(str(to.parent.parent)):
+                raise PermissionError(13, "injected", call.path)
+
+    seal(open_topic())
+    with testing.open_topic(path, files=Private(), mode="r") as again:
+        assert tier(again, to).version == 1
 
 
 @pytest.mark.parametrize("call", ["create", "link", "rename", "open_directory"])

@@ -8,7 +8,11 @@ import pyarrow as pa
 import pytest
 
 from conftest import NOW, SECOND
-from loglib import Topic
+from loglib import Archived, Topic
+from loglib.offload import archive_store
+from loglib.offload.manifest_log import FilePlace
+from loglib.offload.store import DirectoryStore
+from loglib.system.files import REAL, Files
 
 
 @pytest.fixture
@@ -31,6 +35,18 @@ def sealed(topic: Topic, *, segments: int = 3, records: int = 10, partition: int
             )
         part.flush()
         part.roll()
+
+
+def newest(files: Files, path: str) -> Archived | None:
+    """The newest manifest of the archive in a directory."""
+    return archive_store.newest(FilePlace(files, path))
+
+
+def open_store(to: Path | str, files: Files = REAL) -> DirectoryStore:
+    """The archive in a directory, open for adding to it."""
+    store = archive_store.open_archive(files, str(to), 0o600)
+    assert isinstance(store, DirectoryStore)
+    return store
 
 
 def in_order(table: pa.Table) -> pa.Table:

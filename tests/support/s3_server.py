@@ -95,6 +95,20 @@ class S3Server:
         return sorted(each for each in list(self._backend.buckets[BUCKET].keys) if each.startswith(f"{key}/"))
 
 
+@pytest.fixture(scope="module")
+def store() -> Iterator[S3Server]:
+    """A server for the tests of a module."""
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch, store: S3Server) -> None:
+    """Nothing is repeated after a pause; a test that wants another attempt says so."""
+    monkeypatch.setattr("loglib.offload.s3.ATTEMPTS", 1)
+    del store.requests[:]
+
+
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
     """A server that runs in threads of this process."""

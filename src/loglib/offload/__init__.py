@@ -1,1 +1,1 @@
-"""Tiering: sealed segments as they are in an object store or another directory, and topics that are read from there."""
+"""Offload: sealed segments as files of an archive, or unchanged in an object store or another directory."""

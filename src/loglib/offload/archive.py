@@ -1,15 +1,15 @@
 """Archive: the sealed segments of a topic, as files in an archive.
 
-Invariant: archiving goes on where the newest manifest ends, in each partition, if the log has the history there that
-was archived. What was a gap then and can be read now is archived as well. A file is named in a manifest only after
-it was synced, read back and compared with the log. So a crash, a second run or another archiver doubles nothing and
-leaves nothing out.
+Invariant: archiving continues where the newest manifest ends, in each partition, if the log has the archived history
+there. Records that were in a gap then, and can be read now, are archived as well. A manifest names a file only after
+it was synced, read back and compared with the log. So a crash, a second run or another archiver neither doubles a
+record nor omits one.
 
     write      a file without a name, row group by row group; synced, read back, compared
-    name       one that was never used (archive_store.py, archive_objects.py)
+    name       one that was never used (store.py, s3.py)
     commit     after some files: the next manifest
 
-Whoever finds that another process has committed meanwhile throws its own files away, and goes on from there.
+If another process has committed in between, a process removes its own new files, and continues from that manifest.
 
 Threads: a call belongs to one thread. Processes: any number may archive a topic, beside its writer.
 """
@@ -30,16 +30,17 @@ from ..log.cursor import BLOCK_BYTES, has_records
 from ..log.history import TOO_OLD, HistoryPoint, compare_history, point_at
 from ..log.log import Log
 from ..log.reader import OnGap, Reader, StartLike
-from ..log.topic_file import NAME
 from ..open_topic import OpenTopic, open_for_reading
 from ..partition import Partition
 from ..system.clock import SYSTEM
-from ..system.files import REAL, Files
+from ..system.files import REAL
 from . import delta as delta_table
 from . import parquet
 from .archive_manifest import Archived, ArchivedFile, ArchivedPartition, file_name
 from .archive_reader import ArchiveReader, stream
-from .archive_store import ArchiveStore, DirectoryArchiveStore
+from .archive_store import commit, named_files, newest, open_archive
+from .manifest_log import check_log
+from .store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,11 +49,11 @@ __all__ = ["archive", "archived", "read_archive"]
 
 FILE_BYTES = 512 << 20  # of log; engines read files of some 100 MB best
 ROW_GROUP_BYTES = 32 << 20
-FILES_A_COMMIT = 16  # a run that dies repeats at most so many; each manifest names all files
-_BATCH_BYTES = 1 << 20  # larger pieces come in new memory each time, which costs more than reading them
+FILES_A_COMMIT = 16  # the most that a run repeats after a crash; each manifest names all files
+_BATCH_BYTES = 1 << 20  # larger pieces take new memory each time, which costs more than reading them
 _ADVICE = (
     "nothing was written: archive this log to another directory, and read the old archive by itself "
-    "(on_gap='skip' passes over what is missing)"
+    "(on_gap='skip' skips what is missing)"
 )
 _COLUMNS = ["key", "value", "partition", "offset", "timestamp", "headers"]
 
@@ -71,23 +72,23 @@ def archive(
 ) -> Archived:
     """Write the sealed segments of a topic that are not yet archived to Parquet files in the directory `to`.
 
-    The first call makes the archive. Each later call goes on where the one before it ended, and does nothing if no
-    segment was sealed since then. Every file is read back and compared with the log before it counts. A call that
-    dies is repeated; calls at once in several processes do no harm. The topic may be open for writing, here or
-    elsewhere. Only what is durable is archived. `Partition.roll` seals a segment at once.
+    The first call makes the archive. Each later call continues where the one before it ended, and does nothing if no
+    segment was sealed since then. Every file is read back and compared with the log before it counts. After a call
+    that dies, call again. Several processes may call together. The topic may be open for writing, here or elsewhere.
+    Only durable records are archived. `Partition.roll` seals a segment immediately.
 
     - `file_bytes`: int, by default 512 MiB. A file gets whole segments, until it has that many bytes of log.
     - `row_group_bytes`: int, by default 32 MiB, of keys and values. Memory grows with it, and not with the log.
-    - `on_gap`: "raise", or "skip": pass over damage, and over offsets that retention has dropped before they were
-      archived. The manifest lists them as gaps, like those that `repair` has declared.
-    - `progress`: called with two numbers of bytes of log: those that are archived by this call, and all that it
-      found at first.
+    - `on_gap`: "raise", or "skip": skip damage, and offsets that retention has dropped before they were archived. The
+      manifest lists them as gaps, like those that `repair` has declared.
+    - `progress`: called with two numbers of bytes of log: those that this call has archived, and all that it found at
+      first.
     - `delta`: also make the directory a Delta table of the same files, for engines that read such tables. Needs the
-      extra [delta]. The table is brought up to the archive at the end of each call that asks for it.
+      extra [delta]. Each call with `delta` adds all archived files to the table at its end.
 
-    What a gap hid, and was healed since then, is archived by the next call.
+    Records that were in a gap, and were healed since then, are archived by the next call.
 
-    Returns what the archive holds then. Raises `CorruptLogError` if the log is damaged, or if a file differs from it
+    Returns the new manifest. Raises `CorruptLogError` if the log is damaged, or if a file differs from it
     when it is read back; `OffsetOutOfRangeError` if the log does not have the offset where the archive ends;
     `LogError` if the archive is another topic's, if it has another history of this one, or if the Delta table cannot
     be written (the archive is complete then); `FileNotFoundError` if there is no topic. Needs the extra [arrow].
@@ -104,15 +105,15 @@ def archive(
     copy_role.check(files, topic.path, copy_role.ARCHIVE)
     if delta:
         delta_table.check_delta(files, path)
-    with closing(_place(files, path, topic.config.permissions)) as place:
-        made = _Archiver(topic, place, file_bytes, row_group_bytes, on_gap, progress).run()
+    with closing(open_archive(files, path, topic.config.permissions)) as store:
+        made = _Archiver(topic, store, file_bytes, row_group_bytes, on_gap, progress).run()
         if delta:
             delta_table.publish(files, path, made)
         return made
 
 
 def archived(to: str | os.PathLike[str]) -> Archived:
-    """What the archive `to`, a directory or a URI, holds: its files, with their ranges of offsets and times.
+    """The newest manifest of the archive `to`, a directory or a URI: its files, with their offsets and times.
 
     Raises `FileNotFoundError` if there is no archive, and `CorruptLogError` if its manifest is damaged.
     """
@@ -126,88 +127,73 @@ def _path(to: str | os.PathLike[str]) -> str:
     return given if is_remote(given) else os.path.abspath(local_path(given))
 
 
-def _place(files: Files, path: str, permissions: int) -> ArchiveStore:
-    """The archive at a path or a URI."""
-    if is_remote(path):
-        from .archive_objects import ObjectArchiveStore
-
-        return ObjectArchiveStore(path)
-    if files.exists(os.path.join(path, NAME)):
-        raise ValueError(f"{path} is a topic; an archive is a directory of its own")
-    return DirectoryArchiveStore(files, path, permissions)
-
-
 class _Archiver:
     """One call of `archive`."""
 
     def __init__(
-        self, topic: OpenTopic, place: ArchiveStore, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
+        self, topic: OpenTopic, store: Store, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
         progress: Progress | None,
     ) -> None:  # fmt: skip
         self._topic = topic
         self._random_bytes = topic._files.random_bytes  # noqa: SLF001
         self._clock = topic._clock  # noqa: SLF001
-        self._place = place
+        self._store = store
         self._file_bytes = file_bytes
         self._row_group_bytes = row_group_bytes
         self._on_gap = on_gap
         self._progress = progress
+        self._added: list[ArchivedFile] = []  # not yet committed
         self._first: int | None = None  # the bytes of log that were archived when the call began
-        self._all = 0  # and those that will be
+        self._all = 0  # the bytes that this call will archive
 
     def run(self) -> Archived:
         """Archive and commit until nothing is left."""
+        nothing = Archived(0, self._topic.log_id, self._topic.name, 0, ())
         while True:
-            base = self._place.newest()
+            base = newest(self._store) or nothing
             self._check_same(base)
-            version = 1 if base is None else base.version + 1
-            added: list[ArchivedFile] = []
+            self._added = []
             try:
                 partitions = [self._begin(base, each) for each in self._topic.partitions]
-                partitions = [self._heal(each, added) for each in partitions]
-                self._add(partitions, added)
+                partitions = [self._heal(each) for each in partitions]
+                self._add(partitions)
             except OffsetOutOfRangeError:
-                if self._place.newest() == base:
+                if (newest(self._store) or nothing) == base:
                     raise
-                self._discard(added)  # another process has archived it meanwhile, and retention has dropped it
+                self._discard()  # another process has archived these offsets, and retention has dropped them
                 continue
-            if base is not None and partitions == list(base.partitions):
+            if base.version and partitions == list(base.partitions):
                 return base
-            made = Archived(version, self._topic.log_id, self._topic.name, self._clock(), tuple(partitions))
-            if not self._place.commit(made):
-                self._discard(added)
+            now = self._clock()
+            if not commit(self._store, nothing._replace(version=base.version + 1, time=now, partitions=(*partitions,))):
+                self._discard()
 
-    def _check_same(self, base: Archived | None) -> None:
-        if base is not None and base.log_id != self._topic.log_id:
+    def _check_same(self, base: Archived) -> None:
+        place, advice = f"{self._store.path} is the archive", "archive this topic to another directory"
+        check_log(base, place, self._topic.log_id, self._topic.path, advice=advice)
+        if len(base.partitions) > len(self._topic.partitions):
             raise LogError(
-                f"{self._place.path} is the archive of another log (a topic {base.topic!r} with id "
-                f"{base.log_id.hex()}); archive {self._topic.path} (id {self._topic.log_id.hex()}) to another directory"
-            )
-        if base is not None and len(base.partitions) > len(self._topic.partitions):
-            raise LogError(
-                f"the archive {self._place.path} is ahead: it has {len(base.partitions)} partitions, and "
+                f"the archive {self._store.path} is ahead: it has {len(base.partitions)} partitions, and "
                 f"{self._topic.path} has {len(self._topic.partitions)}; {_ADVICE}"
             )
 
-    def _begin(self, base: Archived | None, partition: Partition) -> ArchivedPartition:
-        """A partition as the manifest has it, up to where the log can be read on."""
-        known = base.partitions[partition.id : partition.id + 1] if base is not None else ()
+    def _begin(self, base: Archived, partition: Partition) -> ArchivedPartition:
+        """A partition as the manifest has it, up to the offset where the log is read next."""
         start = partition.log_start_offset
-        log = self._log(partition.id)
-        if not known:
+        if partition.id >= len(base.partitions):
             return self._ending(ArchivedPartition(partition.id, start, start), start)
-        (each,) = known
-        found = compare_history(each.points(self._topic.log_id), log)
-        if found.relation == TOO_OLD and self._on_gap == "skip":
+        each, log = base.partitions[partition.id], self._log(partition.id)
+        comparison = compare_history(each.points(self._topic.log_id), log)
+        if comparison.relation == TOO_OLD and self._on_gap == "skip":
             return self._ending(each._replace(gaps=(*each.gaps, (each.end, start))), start)
-        found.check(f"the archive {self._place.path}", log, _ADVICE)
+        comparison.check(f"the archive {self._store.path}", log, _ADVICE)
         return each
 
     def _log(self, partition: int) -> Log:
         return self._topic._accesses[partition].log  # noqa: SLF001
 
-    def _heal(self, archived: ArchivedPartition, added: list[ArchivedFile]) -> ArchivedPartition:
-        """Write what was in a gap when it was archived, and can be read now."""
+    def _heal(self, archived: ArchivedPartition) -> ArchivedPartition:
+        """Write the records that were in a gap when it was archived, and can be read now."""
         partition, gaps = self._topic.partitions[archived.partition], []
         for first, end in archived.gaps:
             start = max(first, partition.log_start_offset)
@@ -217,21 +203,19 @@ class _Archiver:
             files, left = self._write_range(partition.id, start, end, "skip")
             gaps += [each for each in ((first, start), *left) if each[0] < each[1]]
             archived = archived._replace(healed=(*archived.healed, *files))
-            added += files
         return archived._replace(gaps=tuple(gaps))
 
-    def _add(self, partitions: list[ArchivedPartition], added: list[ArchivedFile]) -> None:
-        """Write some files, and note them in both lists."""
+    def _add(self, partitions: list[ArchivedPartition]) -> None:
+        """Write some files, and add them to their partitions."""
         runs = {each.partition: list(self._runs(each)) for each in partitions}
         self._report(partitions, runs)
         for number, ranges in runs.items():
-            for start, end in ranges[: FILES_A_COMMIT - len(added)]:
-                partitions[number], new = self._write(partitions[number], start, end)
-                added += new
+            for start, end in ranges[: FILES_A_COMMIT - len(self._added)]:
+                partitions[number] = self._write(partitions[number], start, end)
                 self._report(partitions, runs)
 
     def _runs(self, archived: ArchivedPartition) -> Iterator[tuple[int, int]]:
-        """Ranges of offsets, each for one file: durable sealed segments behind those that are archived."""
+        """Ranges of offsets, each for one file: durable sealed segments after those that are archived."""
         partition = self._topic.partitions[archived.partition]
         start = end = archived.end
         durable_end = partition.durable_end
@@ -243,13 +227,11 @@ class _Archiver:
         if start < end:
             yield start, end
 
-    def _write(
-        self, archived: ArchivedPartition, start: int, end: int
-    ) -> tuple[ArchivedPartition, list[ArchivedFile]]:  # fmt: skip
+    def _write(self, archived: ArchivedPartition, start: int, end: int) -> ArchivedPartition:
         """Write the records of a range to a file, if there are any; returns the partition with it."""
         files, gaps = self._write_range(archived.partition, start, end, self._on_gap)
         added = archived._replace(gaps=(*archived.gaps, *gaps), files=(*archived.files, *files))
-        return self._ending(added, end), files
+        return self._ending(added, end)
 
     def _write_range(
         self, partition: int, start: int, end: int, on_gap: OnGap
@@ -259,7 +241,8 @@ class _Archiver:
         first = next(records, None)
         files: list[ArchivedFile] = []
         if first is not None:
-            files.append(self._write_file(partition, start, end, chain([first], records), on_gap))
+            files = [self._write_file(partition, start, end, chain([first], records), on_gap)]
+            self._added += files
         return files, [(max(start, gap.start), min(end, gap.stop)) for gap in (each.offsets for each in reader.gaps)]
 
     def _read(
@@ -272,7 +255,7 @@ class _Archiver:
         self, partition: int, start: int, end: int, records: Iterator[pa.RecordBatch], on_gap: OnGap
     ) -> ArchivedFile:
         name, topic = file_name(partition, start, end, self._random_bytes(8)), self._topic.name
-        with self._place.new_file(name) as (files, fd, path):
+        with self._store.new_file(name) as (files, fd, path):
             written = parquet.write(files, fd, topic, records, row_group_bytes=self._row_group_bytes)
             reader, again = self._read(partition, start, end, on_gap)
             with reader:
@@ -286,7 +269,7 @@ class _Archiver:
         return archived._replace(end=end, chain=chained, epoch=epoch)
 
     def _point(self, partition: int, offset: int) -> HistoryPoint:
-        """What proves the log up to there, as far as damage lets it be known."""
+        """The proof of the log's history up to an offset; an unknown chain if damage is in the way."""
         log = self._log(partition)
         try:
             return point_at(log, offset)
@@ -295,12 +278,10 @@ class _Archiver:
                 raise
             return HistoryPoint(log.identity.log_id, offset, 0)
 
-    def _discard(self, added: list[ArchivedFile]) -> None:
-        """Another process has committed this version. What it has not named goes."""
-        base = self._place.newest()
-        named = {file.name for each in base.partitions for file in each.all_files} if base is not None else set()
-        for name in {each.name for each in added} - named:
-            self._place.remove(name)
+    def _discard(self) -> None:
+        """Remove the files of this run that no manifest names: another process has committed this version."""
+        for name in {each.name for each in self._added} - named_files(newest(self._store)):
+            self._store.remove(name)
 
     def _report(self, partitions: list[ArchivedPartition], runs: dict[int, list[tuple[int, int]]]) -> None:
         if self._progress is None:
@@ -320,10 +301,10 @@ def read_archive(
     columns: Sequence[str] | None = None,
     batch_bytes: int = BLOCK_BYTES,
 ) -> pa.RecordBatchReader:
-    """The archived records from `start` to `end` as a `pyarrow.RecordBatchReader`, which reads while it is read.
+    """The archived records from `start` to `end` as a `pyarrow.RecordBatchReader`, which reads on demand.
 
     The arguments and columns are those of `Topic.arrow`, which with `archive=to` also has the live tail. The records
-    come partition after partition. Files and row groups before `start` and behind `end` are not read. An age like
+    come partition after partition. Files and row groups before `start` and after `end` are not read. An age like
     "-1h" counts from now.
 
     Raises `FileNotFoundError` if there is no archive, `OffsetOutOfRangeError` for an offset outside of it, and

@@ -1,8 +1,8 @@
-"""Archive manifest: which files an archive has, and which offsets of which log these hold.
+"""Archive manifest: the files of an archive, and the offsets of the log that each of them contains.
 
 Invariant: a manifest that is decoded is one that was encoded. In each partition the files are in order and do not
-overlap, and the archive has all readable records of [start, end): each is in one file, or its offset is in a gap. What
-a gap hid, and was healed in the log later, is in a file of its own, in `healed`.
+overlap. The archive has all readable records of [start, end): each is in one file, or its offset is in a gap. Records
+that were in a gap, and were healed in the log later, are in files of their own, in `healed`.
 
     {"format": 1, "version": 7, "log_id": "<32 digits>", "topic": "clicks", "time": 1764000000000000, "partitions": [
         {"partition": 0, "start": 0, "end": 1073741824, "gaps": [[4096, 8192]], "files": [
@@ -13,11 +13,10 @@ a gap hid, and was healed in the log later, is in a file of its own, in `healed`
      "crc": "<8 digits>"}
 
 (in one line, see format/checked_json.py). `chain` and `epoch` are those of the log at the `end` beside them
-(log/history.py). Times are in microseconds UTC: `first_time` and `last_time` are the smallest
-and the largest timestamp of the file's records, `added` is when the file was committed, and `time` when this manifest
-was. The `crc` of a file is the CRC-32C of all its bytes. `footer_crc` is that of its footer, from the first byte of
-Parquet's `FileMetaData` to the end: Parquet has a CRC for each page, and none for the footer, by which rows are left
-out.
+(log/history.py). Times are in microseconds UTC. `first_time` and `last_time` are the smallest and the largest
+timestamp of the file's records, `added` is the time when the file was committed, and `time` that of this manifest. The
+`crc` of a file is the CRC-32C of all its bytes. `footer_crc` is that of its footer, from the first byte of Parquet's
+`FileMetaData` to the end: Parquet has a CRC for each page, and none for the footer, which decides what is read.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from ..format import checked_json
 from ..log.history import HistoryPoint
 
 __all__ = [
-    "Archived", "ArchivedFile", "ArchivedPartition", "Piece", "decode", "encode", "end_of", "file_name", "is_file_name",
+    "Archived", "ArchivedFile", "ArchivedPartition", "Piece", "decode", "encode", "end_of", "file_name",
 ]  # fmt: skip
 
 _FILE = re.compile(r"\d{4}/\d{20}-(\d{20})-[0-9a-f]{16}\.parquet")
@@ -57,7 +56,7 @@ class ArchivedFile(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The records of offsets [start, end) stand in this file."""
+    """A range of offsets [start, end), and the file that contains its records."""
 
     start: int
     end: int
@@ -65,7 +64,7 @@ class Piece(NamedTuple):
 
 
 class ArchivedPartition(NamedTuple):
-    """What an archive has of one partition: offsets [start, end)."""
+    """The archived offsets [start, end) of one partition."""
 
     partition: int
     start: int
@@ -74,34 +73,34 @@ class ArchivedPartition(NamedTuple):
     files: tuple[ArchivedFile, ...] = ()  # in the order of their offsets
     chain: int = 0  # of the log at `end`; 0: not known
     epoch: int = 0  # of the writer there; 0: not known
-    healed: tuple[ArchivedFile, ...] = ()  # what was in a gap when it was archived; in the order in which it came
+    healed: tuple[ArchivedFile, ...] = ()  # records that were in a gap at first, in the order in which they came
 
     @property
     def all_files(self) -> tuple[ArchivedFile, ...]:
-        """Those that were archived in order, and then those of healed gaps."""
+        """The files that were archived in order, and then those of healed gaps."""
         return *self.files, *self.healed
 
     def pieces(self) -> list[Piece]:
-        """Where the records stand, in the order of their offsets."""
+        """The files of all records, in the order of the offsets."""
         healed = [Piece(each.start, each.end, each) for each in sorted(self.healed, key=lambda each: each.start)]
-        found = [*healed]
+        pieces = [*healed]
         for file in self.files:
             at = file.start
             for each in healed:
                 if file.start <= each.start < file.end:
-                    found.append(Piece(at, each.start, file))
+                    pieces.append(Piece(at, each.start, file))
                     at = each.end
-            found.append(Piece(at, file.end, file))
-        return sorted((each for each in found if each.start < each.end), key=lambda each: each.start)
+            pieces.append(Piece(at, file.end, file))
+        return sorted((each for each in pieces if each.start < each.end), key=lambda each: each.start)
 
     def points(self, log_id: bytes) -> list[HistoryPoint]:
-        """The places in the log by which its history is known again; the last one is the end."""
+        """The places in the log that prove its history; the last one is the end."""
         ends = [HistoryPoint(log_id, each.end, each.chain, each.epoch) for each in self.files if each.end < self.end]
         return [*ends, HistoryPoint(log_id, self.end, self.chain, self.epoch)]
 
 
 class Archived(NamedTuple):
-    """What an archive holds. It never changes: the next call of `archive` makes the next version."""
+    """The manifest of an archive. It never changes: the next call of `archive` makes the next version."""
 
     version: int
     log_id: bytes
@@ -111,7 +110,7 @@ class Archived(NamedTuple):
 
     @property
     def ends(self) -> dict[int, int]:
-        """Behind the last archived offset of each partition: there the live tail begins."""
+        """The end of each partition's archived offsets, where the live tail begins."""
         return {each.partition: each.end for each in self.partitions}
 
     @property
@@ -135,15 +134,10 @@ def file_name(partition: int, start: int, end: int, chance: bytes) -> str:
     return f"{partition:04d}/{start:020d}-{end:020d}-{chance.hex()}.parquet"
 
 
-def is_file_name(name: str) -> bool:
-    """Whether `file_name` may have made it."""
-    return end_of(name) is not None
-
-
 def end_of(name: str) -> int | None:
-    """The offset behind the file of this name; None if `file_name` has not made it."""
-    found = _FILE.fullmatch(name)
-    return None if found is None else int(found[1])
+    """The end of the offsets in the file of this name; None if `file_name` has not made the name."""
+    match = _FILE.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def encode(archived: Archived) -> bytes:
@@ -193,7 +187,7 @@ def _partition(facts: dict[str, Any]) -> ArchivedPartition:
 def _file(facts: dict[str, Any]) -> ArchivedFile:
     numbers = {name: _whole(facts, name) for name in ("start", "end", "rows", "bytes", "added", "epoch")}
     times = {name: _whole(facts, name, least=-MAX_OFFSET - 1) for name in ("first_time", "last_time")}
-    if not is_file_name(facts["name"]):
+    if end_of(facts["name"]) is None:
         raise ValueError(f"a file {facts['name']!r:.100}")
     crcs = {name: int(facts[name], 16) for name in _CRCS}
     return ArchivedFile(name=facts["name"], **crcs, **numbers, **times)

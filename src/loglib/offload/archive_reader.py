@@ -1,8 +1,8 @@
 """Archive reader: the records of an archive, alone or with the live tail of its log, as a stream of Arrow batches.
 
-Invariant: each record comes once. What is below the end of the archive comes from its files, and the rest from the
-log, which is read from exactly that offset. Only files and row groups that hold wanted offsets are read. A start by
-time is the first record at or after it in the order of the log, as in log/lookup.py.
+Invariant: each record comes once. Records below the end of the archive come from its files, and the others from the
+log, which is read from exactly that offset. Only files and row groups with wanted offsets are read. A start by time is
+the first record at or after it in the order of the log, as in log/lookup.py.
 
 Threads: a stream belongs to one thread.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..config.arguments import Start, Time, check_count, parse_start, partition_numbers
 from ..config.times import to_datetime
-from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..log.history import TOO_OLD, compare_history
 from ..log.log import Log
 from ..log.reader import Reader, StartLike
@@ -24,6 +24,7 @@ from ..system.files import Files
 from . import parquet
 from .archive_manifest import Archived, ArchivedFile, ArchivedPartition, Piece
 from .archive_store import load, located
+from .manifest_log import check_log
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,15 +45,15 @@ class Range(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What of the wanted records is archived, and where the log goes on in each partition."""
+    """The wanted records that are archived, and the start and end of the others in each partition of the log."""
 
     ranges: list[Range]
     starts: dict[int, Start]
-    ends: dict[int, Start]  # at its start, if the log has nothing to add
+    ends: dict[int, Start]  # equal to the start if all wanted records are archived
 
 
 class ArchiveReader:
-    """The files of an archive as one manifest names them."""
+    """The files that one manifest of an archive names."""
 
     def __init__(self, files: Files, path: str, archived: Archived) -> None:
         self.archived = archived
@@ -61,25 +62,22 @@ class ArchiveReader:
 
     @classmethod
     def load(cls, files: Files, path: str | os.PathLike[str]) -> ArchiveReader:
-        """The archive at a path or a URI as it is now; `FileNotFoundError` if there is none. `files` are for paths."""
-        files, found = located(files, os.fsdecode(path))
-        return cls(files, found, load(files, found))
+        """The newest manifest at a path or a URI; `FileNotFoundError` if there is none. `files` are for paths."""
+        files, inner = located(files, os.fsdecode(path))
+        return cls(files, inner, load(files, inner))
 
     def check_log(self, log_id: bytes, path: str, logs: Iterable[Log]) -> None:
         """Refuse the archive of another log, or of another history of it, or one that has more than the log."""
-        if self.archived.log_id != log_id:
-            raise LogError(
-                f"{self.path} is the archive of another log (a topic {self.archived.topic!r} with id "
-                f"{self.archived.log_id.hex()}) than {path} (id {log_id.hex()}); name the archive of this topic"
-            )
+        advice = "name the archive of this topic"
+        check_log(self.archived, f"{self.path} is the archive", log_id, path, advice=advice)
         for log in logs:
             for each in self.archived.partitions[log.partition : log.partition + 1]:
-                found = compare_history(each.points(log_id), log)
-                if found.relation != TOO_OLD:  # records that are missing are missed when they are wanted
-                    found.check(f"the archive {self.path}", log, _ADVICE)
+                comparison = compare_history(each.points(log_id), log)
+                if comparison.relation != TOO_OLD:  # a missing record is an error only for a call that wants it
+                    comparison.check(f"the archive {self.path}", log, _ADVICE)
 
     def split(self, partitions: Collection[int], start: StartLike, end: StartLike | None, *, now_us: int) -> Split:
-        """The records from `start` to `end`: in the archive up to its end, and behind that in the log."""
+        """The records from `start` to `end`: in the archive up to its end, and after it in the log."""
         starts = _parsed(start, partitions, now_us, others="begin")
         ends = _parsed("end" if end is None else end, partitions, now_us, others="end")
         ranges = []
@@ -90,11 +88,11 @@ class ArchiveReader:
                 ranges.append(Range(number, first, each.end if last is None else last))
             if last is not None:
                 starts[number] = ends[number] = each.end
-        places = ({number: _as_start(each) for number, each in found.items()} for found in (starts, ends))
+        places = ({number: _as_start(each) for number, each in given.items()} for given in (starts, ends))
         return Split(ranges, *places)
 
     def begin_tail(self, tail: Reader) -> None:
-        """Let a reader of the log begin behind the archive: a time may lead it to a gap before that."""
+        """Move a reader of the log to the end of the archive, if a time has led it to a gap before that."""
         archived = self._archived(tail.tell())
         early = {number: archived[number].end for number, at in tail.tell().items()
                  if number in archived and at < archived[number].end}  # fmt: skip
@@ -105,16 +103,16 @@ class ArchiveReader:
         return {each.partition: each for each in self.archived.partitions if each.partition in partitions}
 
     def files(self, wanted: Range) -> list[ArchivedFile]:
-        """The files that hold records of a range."""
+        """The files with records of a range."""
         return list(dict.fromkeys(each.file for each in self._pieces(wanted)))
 
     def _pieces(self, wanted: Range) -> list[Piece]:
-        """Where the records of a range stand, in the order of their offsets."""
+        """The files of a range's records, in the order of the offsets."""
         pieces = self.archived.partitions[wanted.partition].pieces()
         return [each for each in pieces if each.start < wanted.end and wanted.start < each.end]
 
     def offset_of(self, partition: ArchivedPartition, start: Parsed) -> int | None:
-        """The offset of a start in the archive; None if it lies behind the archive's end."""
+        """The offset of a start in the archive; None if it lies after the archive's end."""
         match start:
             case "begin":
                 return partition.start
@@ -161,11 +159,11 @@ class ArchiveReader:
                 if part.num_rows:
                     yield part.select(list(columns))
                 if not whole and batch.column("offset")[-1].as_py() >= wanted.end - 1:
-                    break  # the rest of the row group need not be decoded
+                    break  # the remaining records of the row group need not be decoded
 
     @contextmanager
     def _open(self, file: ArchivedFile) -> Iterator[tuple[int, pq.ParquetFile]]:
-        """A file that is as long as the manifest says, and ends with the same footer."""
+        """An open file that has the size and the footer that the manifest names."""
         path = os.path.join(self.path, file.name)
         try:
             fd = self._files.open_read(path)
@@ -183,14 +181,14 @@ class ArchiveReader:
 
 
 def _groups(file: pq.ParquetFile, wanted: Range) -> list[int]:
-    """The row groups that hold offsets of a range."""
-    found, before = [], -1
+    """The row groups with offsets of a range."""
+    groups, before = [], -1
     for group in range(file.num_row_groups):
         last = parquet.largest(file, group, "offset")
         if last >= wanted.start and before + 1 < wanted.end:
-            found.append(group)
+            groups.append(group)
         before = last
-    return found
+    return groups
 
 
 def _cut(batch: pa.RecordBatch, wanted: Range) -> pa.RecordBatch:
@@ -202,14 +200,9 @@ def _cut(batch: pa.RecordBatch, wanted: Range) -> pa.RecordBatch:
 
 
 def stream(
-    past: ArchiveReader,
-    start: StartLike,
-    end: StartLike | None,
-    *,
-    columns: Sequence[str] | None,
-    batch_bytes: int,
+    past: ArchiveReader, start: StartLike, end: StartLike | None, *, columns: Sequence[str] | None, batch_bytes: int,
     now_us: int,
-) -> pa.RecordBatchReader:
+) -> pa.RecordBatchReader:  # fmt: skip
     """The archived records from `start` to `end`."""
     numbers = past.archived.ends.keys()
     starts = _parsed(start, numbers, now_us, others="begin")
@@ -224,21 +217,14 @@ def stream(
 def _within(past: ArchiveReader, partition: ArchivedPartition, start: Parsed) -> int:
     if isinstance(start, int) and start > partition.end:
         raise OffsetOutOfRangeError(partition.partition, start, partition.start, partition.end)
-    found = past.offset_of(partition, start)
-    return partition.end if found is None else found
+    offset = past.offset_of(partition, start)
+    return partition.end if offset is None else offset
 
 
 def with_tail(
-    archive: str | os.PathLike[str],
-    read: Callable[[StartLike, StartLike], Reader],
-    logs: Sequence[Log],
-    start: StartLike,
-    end: StartLike | None,
-    *,
-    columns: Sequence[str] | None,
-    batch_bytes: int,
-    now_us: int,
-) -> pa.RecordBatchReader:
+    archive: str | os.PathLike[str], read: Callable[[StartLike, StartLike], Reader], logs: Sequence[Log],
+    start: StartLike, end: StartLike | None, *, columns: Sequence[str] | None, batch_bytes: int, now_us: int,
+) -> pa.RecordBatchReader:  # fmt: skip
     """The records from `start` to `end`, from the archive up to its end, and after it from these logs with `read`."""
     past = ArchiveReader.load(logs[0].files, archive)
     past.check_log(logs[0].identity.log_id, logs[0].directory, logs)
@@ -267,12 +253,9 @@ def _as_start(parsed: Parsed) -> Start:
 
 
 def _reader(
-    past: ArchiveReader,
-    ranges: Sequence[Range],
-    columns: Sequence[str] | None,
-    batch_bytes: int,
+    past: ArchiveReader, ranges: Sequence[Range], columns: Sequence[str] | None, batch_bytes: int,
     tail: Iterable[pa.RecordBatch],
-) -> pa.RecordBatchReader:
+) -> pa.RecordBatchReader:  # fmt: skip
     import pyarrow as pa
 
     from ..format.arrow import schema_of

@@ -1,17 +1,17 @@
 """Delta: the files of an archive as a Delta table, for engines that know such tables and not our manifests.
 
-Invariant: the table has files that a manifest names, and each record once. A commit adds files, and says for each
-partition how far they go: its app id is the log and the partition, and its version an offset. So a repetition adds
-nothing, also if somebody has put the table's files together meanwhile. Files of healed gaps lie before that offset:
-they have an app id of their own, whose version is their number.
+Invariant: the table has only files that a manifest names, and each record once. A commit adds files, and records the
+end of each partition: its app id is the log and the partition, and its version an offset. So a repeated call adds
+nothing, even if somebody has merged files of the table in between. Files of healed gaps lie before that offset. They
+have an app id of their own, whose version is their number.
 
     commit of the archive (archive_store.py)  ->  commit of the table, by the package `deltalake`  ->  its log is synced
 
-The table is never ahead of the archive. A crash between the two leaves it behind, and the next call adds what lacks.
-The package does not sync what it writes. So a power cut may tear the newest commit: it was not acknowledged then, and
-the next call removes it and makes it again.
+The table is never ahead of the archive. After a crash between the two commits, the next call adds the missing files.
+The package does not sync what it writes, so a power cut may tear the newest commit. Nobody was told of such a commit,
+and the next call removes it and makes it again.
 
-Needs the package `deltalake`, which writes by itself: real files only. Processes: one at a time, by a lock.
+Needs the package `deltalake`, which opens files itself: real files only. Processes: one at a time, by a lock.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger("loglib")
 _LOG = "_delta_log"
 _COMMIT = re.compile(r"\d{20}\.json")
 _MOST_BYTES = 1 << 30
-_ACTIONS = "loglib.actions"  # in a commit of ours: how many files and versions it has
+_ACTIONS = "loglib.actions"  # in a commit of ours: the number of its files and versions
 _CONFIGURATION = {"delta.appendOnly": "true"}  # no engine deletes or changes rows of the past
 
 
@@ -56,9 +56,9 @@ def check_delta(files: Files, path: str) -> None:
 
 
 def publish(files: Files, path: str, archived: Archived) -> None:
-    """Bring the Delta table in the archive's directory up to the manifest; nothing is done if it is. Synced.
+    """Add the files of the manifest that the Delta table in the archive's directory does not have. Synced.
 
-    `LogError` if the package cannot: the archive itself is complete then.
+    `LogError` if the package fails; the archive itself is complete then.
     """
     from deltalake.exceptions import DeltaError
 
@@ -75,7 +75,7 @@ def publish(files: Files, path: str, archived: Archived) -> None:
 
 
 def _commit(files: Files, path: str, archived: Archived) -> None:
-    """Add the files behind what the table has of each partition."""
+    """Add the files after the end that the table has recorded for each partition."""
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
     from deltalake.exceptions import DeltaError
     from deltalake.transaction import create_table_with_add_actions
@@ -124,7 +124,7 @@ def _addition(files: Files, path: str, partition: int, file: ArchivedFile) -> Ad
 
 
 def _statistics(files: Files, path: str, partition: int, file: ArchivedFile) -> dict[str, Any]:
-    """By which engines leave out files. Times are rounded outwards to the milliseconds that Delta has."""
+    """The statistics by which engines skip files. Times are rounded outwards to milliseconds, as Delta has them."""
     full = os.path.join(path, file.name)
     fd = files.open_read(full)
     try:
@@ -153,7 +153,7 @@ def _commits(directory: Directory) -> list[str]:
 
 
 def _settle(files: Files, path: str) -> None:
-    """Sync the newest commit; remove it if it is not whole: a power cut has come before it was synced."""
+    """Sync the newest commit, or remove it if a power cut has torn it."""
     with suppress(FileNotFoundError), Directory.open(files, os.path.join(path, _LOG)) as log:
         for name in _commits(log)[-1:]:
             if _is_whole(log.read_whole(name, _MOST_BYTES)):
@@ -170,11 +170,11 @@ def _settle(files: Files, path: str) -> None:
 
 
 def _is_whole(content: bytes) -> bool:
-    """Whether each line is an object of JSON, and none is missing of a commit of ours."""
+    """True if each line is an object of JSON, and no line of a commit of ours is missing."""
     try:
         actions = [json.loads(line) for line in content.splitlines()]
         said = [each["commitInfo"].get(_ACTIONS) for each in actions if "commitInfo" in each]
-        found = sum("add" in each or "txn" in each for each in actions)
-        return bool(actions) and all(each is None or int(each) == found for each in said)
+        count = sum("add" in each or "txn" in each for each in actions)
+        return bool(actions) and all(each is None or int(each) == count for each in said)
     except (ValueError, TypeError, AttributeError):
         return False

@@ -1,154 +1,141 @@
-"""Manifest log: facts in files with rising numbers, of which the one with the largest number counts.
+"""Manifest log: manifests in files with rising numbers, of which the one with the largest number counts.
 
-Invariant: a file is never changed or replaced. It is committed by making the next number, which exactly one of several
-processes can do: by `link` in a directory, by a conditional put in an object store.
+Invariant: a manifest is never changed or replaced. It is committed by making the file with the next number. Exactly one
+of several processes can do that: by `link` in a directory, by a conditional put in an object store.
 
-    <20 digits>.json     version 1 and up; the newest 64 stay
+    <directory>/<20 digits>.json     version 1 and up; the newest 64 stay
 
-Files that are far behind go. A deleted number is free again: a process that stood still may make it anew, and that file
-is void. Nobody takes it for a commit: behind a deleted number there are always many newer ones, so the process looks
-for these after it has made the file. If there are any, it begins again from the newest.
+Older files are removed. The number of a removed file is free again, and a process that was stopped for a long time may
+make that file once more. Such a file is void, and nobody takes it for a commit: after a removed number there are always
+64 newer ones, so the process lists the files after it has made its own. If there are many newer ones, it starts over.
 
 Threads: no state. Processes: any number.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from ..errors import CorruptLogError
-from ..system.directory import Directory
+from ..errors import CorruptLogError, LogError
 from ..system.files import Files
 
-__all__ = ["TEMPORARY", "DirectorySlots", "FileSlots", "OpenSlots", "Slots", "commit", "name_of", "newest"]
+__all__ = ["FilePlace", "OpenPlace", "Place", "check_log", "commit", "name_of", "newest"]
 
 VERSIONS_KEPT = 64
-TEMPORARY = re.compile(r"\.(.+)\.tmp")
 _MOST_BYTES = 1 << 30
 _LISTINGS = 100  # the newest file is removed between two calls only if 64 were committed meanwhile
 _VERSION = re.compile(r"(\d{20})\.json")
 
 
-class Slots(Protocol):
-    """Where the files are, for reading."""
+class Place(Protocol):
+    """A directory, or a key of an object store, that is read. Names have slashes between their parts."""
 
     def path_of(self, name: str) -> str:
-        """The whole path, for messages."""
+        """The whole path, without credentials, for messages."""
 
-    def names(self) -> list[str]:
-        """The names of all files, in no order. They are there to stay: a power cut takes none of them away."""
+    def names_in(self, directory: str) -> list[str]:
+        """The names in a directory, in no order; none without the directory. They survive a power cut."""
 
     def read(self, name: str) -> bytes:
-        """The content of a file; `FileNotFoundError` if there is none."""
+        """The content of a small file; `FileNotFoundError` if there is none."""
 
 
-class OpenSlots(Slots, Protocol):
-    """The same, for making more."""
+class OpenPlace(Place, Protocol):
+    """A place that also takes manifests."""
 
-    def put_new(self, name: str, content: bytes) -> bool:
-        """Make a file, durable when `names` returns next; False if there is one of that name."""
+    def put_manifest(self, name: str, content: bytes) -> bool:
+        """Make a file. Durable. False if there is one of that name."""
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
 
 
-class Versioned(Protocol):
-    """Facts that know their number."""
+class Manifest(Protocol):
+    """Facts about what a place has of a log."""
 
     @property
     def version(self) -> int: ...
+    @property
+    def log_id(self) -> bytes: ...
+    @property
+    def topic(self) -> str: ...
 
 
-V = TypeVar("V", bound=Versioned)
+M = TypeVar("M", bound=Manifest)
 
 
-def newest(slots: Slots, decode: Callable[[bytes, str], V]) -> V | None:
-    """The facts that count; None if there are none. They are durable: the caller may build on them."""
+def newest(place: Place, directory: str, decode: Callable[[bytes, str], M]) -> M | None:
+    """The manifest that counts; None if there is none. It is durable, so the caller may build on it."""
     for _ in range(_LISTINGS):
-        versions = _versions(slots)
+        versions = _versions(place, directory)
         if not versions:
             return None
-        name = name_of(versions[-1])
-        path = slots.path_of(name)
+        name = name_of(directory, versions[-1])
+        path = place.path_of(name)
         with suppress(FileNotFoundError):  # removed, because there are many newer ones
-            found = decode(slots.read(name), path)
-            if found.version != versions[-1]:
-                raise CorruptLogError(path, 0, f"version {found.version}", f"version {versions[-1]}, as its name says")
-            return found
-    raise CorruptLogError(slots.path_of(""), 0, "manifests that vanish", "manifests that can be read")
+            manifest = decode(place.read(name), path)
+            if manifest.version != versions[-1]:
+                expected = f"version {versions[-1]}, as its name says"
+                raise CorruptLogError(path, 0, f"version {manifest.version}", expected)
+            return manifest
+    raise CorruptLogError(place.path_of(directory), 0, "manifests that vanish", "manifests that can be read")
 
 
-def commit(slots: OpenSlots, version: int, content: bytes) -> bool:
+def commit(place: OpenPlace, directory: str, version: int, content: bytes) -> bool:
     """Make the version, which builds on the one before it; False if another process was quicker."""
-    if not slots.put_new(name_of(version), content):
+    if not place.put_manifest(name_of(directory, version), content):
         return False
-    versions = _versions(slots)  # it is durable from here on
+    versions = _versions(place, directory)
     if versions[-1] >= version + VERSIONS_KEPT:
         return False  # this number may have been used before, and removed
     for each in versions:
         if each <= versions[-1] - VERSIONS_KEPT:
-            slots.remove(name_of(each))  # the newest one has all that it has
+            place.remove(name_of(directory, each))  # the newest one has all that it has
     return True
 
 
-def name_of(version: int) -> str:
-    return f"{version:020d}.json"
+def name_of(directory: str, version: int) -> str:
+    return f"{directory}/{version:020d}.json"
 
 
-def _versions(slots: Slots) -> list[int]:
-    return sorted(int(found[1]) for name in slots.names() if (found := _VERSION.fullmatch(name)))
+def _versions(place: Place, directory: str) -> list[int]:
+    return sorted(int(match[1]) for name in place.names_in(directory) if (match := _VERSION.fullmatch(name)))
 
 
-class DirectorySlots:
-    """Files in an open directory, which stays its opener's."""
+def check_log(manifest: Manifest, place: str, log_id: bytes, topic_path: str, *, advice: str) -> None:
+    """`LogError` unless the manifest is of the log with this id.
 
-    def __init__(self, directory: Directory, permissions: int = 0o600) -> None:
-        self._directory = directory
-        self._permissions = permissions
-
-    def path_of(self, name: str) -> str:
-        return self._directory.path_of(name)
-
-    def names(self) -> list[str]:
-        names = self._directory.names()
-        self._directory.sync()
-        return names
-
-    def read(self, name: str) -> bytes:
-        return self._directory.read_whole(name, _MOST_BYTES)
-
-    def put_new(self, name: str, content: bytes) -> bool:
-        directory = self._directory
-        temporary = f".{name}-{directory.files.random_bytes(8).hex()}.tmp"
-        directory.write_new(temporary, content, self._permissions)
-        try:
-            directory.link(temporary, name)
-        except FileExistsError:
-            return False
-        finally:
-            directory.unlink(temporary)
-        return True
-
-    def remove(self, name: str) -> None:
-        with suppress(FileNotFoundError):  # another process does the same
-            self._directory.unlink(name)
+    `place` begins the message, such as "x is the archive"; `advice` ends it.
+    """
+    if manifest.log_id != log_id:
+        raise LogError(
+            f"{place} of another log (of topic {manifest.topic!r}, with id {manifest.log_id.hex()}) than {topic_path} "
+            f"(id {log_id.hex()}); {advice}"
+        )
 
 
-class FileSlots:
-    """Objects of a store below a path, for reading. What is there once is durable."""
+class FilePlace:
+    """A place in a file system: a directory, or what `ObjectFiles` has of an object store."""
 
     def __init__(self, files: Files, path: str) -> None:
+        self.path = path
         self._files = files
-        self._path = path
 
     def path_of(self, name: str) -> str:
-        return f"{self._path}/{name}"
+        return os.path.join(self.path, name)
 
-    def names(self) -> list[str]:
-        return self._files.listdir(self._path)
+    def names_in(self, directory: str) -> list[str]:
+        path = self.path_of(directory)
+        try:
+            names = self._files.listdir(path)
+            self._files.sync_directory(path)  # another process may have made a name, and not synced it yet
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return names
 
     def read(self, name: str) -> bytes:
         return self._files.read_whole(self.path_of(name), _MOST_BYTES)

@@ -1,11 +1,11 @@
-"""Parquet: one file of an archive: how it is written, and how it is read back and compared with the log.
+"""Parquet: a file of an archive, which is written, read back, and compared with the log.
 
-Invariant: a file that `write` returns is synced and complete, but for its name. `compare` reads it again, and raises
-unless it has the records that the log has, in every column.
+Invariant: after `write` the file is complete and synced, and only its name is missing. `compare` reads it again, and
+raises an error unless the file has the log's records, in every column.
 
-The columns are those of Spark's source for Kafka, one row for each record. Keys and values have no dictionary, since
-it would be given up after some pages; zstd finds what repeats. Offsets and times are stored as differences, and their
-statistics let engines pass over row groups. Each page has a CRC. About one row group is in memory.
+The columns are those of Spark's source for Kafka, with one row for each record. Keys and values have no dictionary:
+Parquet would give it up after some pages, and zstd finds what repeats. Offsets and times are stored as differences.
+Their statistics let engines skip row groups. Each page has a CRC. About one row group is in memory.
 
 Needs the extra [arrow]. The packages are imported when a function is called.
 """
@@ -79,8 +79,8 @@ def write(
         for group in _row_groups((_with_constants(each, topic) for each in records), row_group_bytes):
             writer.write_table(group, row_group_size=group.num_rows)
             rows += group.num_rows
-            found = pc.min_max(group.column("timestamp").cast("int64"))
-            times += [found["min"].as_py(), found["max"].as_py()]
+            extremes = pc.min_max(group.column("timestamp").cast("int64"))
+            times += [extremes["min"].as_py(), extremes["max"].as_py()]
             times = [min(times), max(times)]
     sink.drain()
     files.datasync(fd)
@@ -88,7 +88,7 @@ def write(
 
 
 def compare(files: Files, fd: int, path: str, written: Written, topic: str, records: Iterable[pa.RecordBatch]) -> None:
-    """Read a file that was written from the disk again, and compare it with the log's records.
+    """Read a written file from the disk, and compare it with the log's records.
 
     Raises `CorruptLogError` at the first difference.
     """
@@ -111,7 +111,7 @@ def footer_crc(files: Files, fd: int, size_bytes: int) -> int:
 
 @contextmanager
 def sound(path: str) -> Iterator[None]:
-    """What Arrow finds wrong with a file is a `CorruptLogError` that names it."""
+    """Turn Arrow's errors about a file into a `CorruptLogError` that names the file."""
     import pyarrow as pa
 
     try:
@@ -141,8 +141,8 @@ def largest(file: pq.ParquetFile, group: int, column: str) -> int:
 
 def bounds(file: pq.ParquetFile, column: str) -> tuple[int, int]:
     """The smallest and the largest number of a column in the whole file, by its statistics."""
-    found = [_statistics(file, group, column) for group in range(file.num_row_groups)]
-    return min(int(each.min_raw) for each in found), max(int(each.max_raw) for each in found)
+    statistics = [_statistics(file, group, column) for group in range(file.num_row_groups)]
+    return min(int(each.min_raw) for each in statistics), max(int(each.max_raw) for each in statistics)
 
 
 def _statistics(file: pq.ParquetFile, group: int, column: str) -> pq.Statistics:
@@ -154,7 +154,7 @@ def _statistics(file: pq.ParquetFile, group: int, column: str) -> pq.Statistics:
 def batches(
     files: Files, fd: int, columns: Sequence[str], *, batch_bytes: int | None, groups: Iterable[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of an open file; of some row groups only, if given. Without `batch_bytes` a batch is a row group."""
+    """The rows of an open file, or only those of `groups`. Without `batch_bytes` each batch is a row group."""
     import pyarrow as pa
 
     wanted = pa.schema([schema().field(name) for name in columns])
@@ -169,7 +169,7 @@ def batches(
 
 
 def _row_groups(records: Iterable[pa.RecordBatch], row_group_bytes: int) -> Iterator[pa.Table]:
-    """The batches as tables with about so many bytes of keys and values. They are not copied."""
+    """The batches as tables of about this size, counted in keys and values. The bytes are not copied."""
     import pyarrow as pa
 
     group: list[pa.RecordBatch] = []
@@ -185,7 +185,7 @@ def _row_groups(records: Iterable[pa.RecordBatch], row_group_bytes: int) -> Iter
 
 
 def _with_constants(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
-    """The log's columns with those that are the same in all records."""
+    """The log's columns, and those that have one value in all records."""
     import pyarrow as pa
 
     count = batch.num_rows
@@ -200,7 +200,7 @@ def _with_constants(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
 def _side_by_side(
     left: Iterator[pa.RecordBatch], right: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[pa.RecordBatch | None, pa.RecordBatch | None]]:
-    """Both streams in pieces of the same length; None where one has ended."""
+    """Pairs of pieces with the same length; None after the end of a stream."""
     one, other = next(left, None), next(right, None)
     while one is not None and other is not None:
         count = min(one.num_rows, other.num_rows)
@@ -221,7 +221,7 @@ def _crc_of(files: Files, fd: int) -> tuple[int, int]:
 
 
 class _Sink(io.RawIOBase):
-    """Takes the bytes of a new file in order, writes them in large pieces, and sums them up."""
+    """A new file for Arrow: takes its bytes in order, writes them in large pieces, and computes their CRC."""
 
     def __init__(self, files: Files, fd: int) -> None:
         self._files = files
@@ -253,7 +253,7 @@ class _Sink(io.RawIOBase):
 
 
 class _Source(io.RawIOBase):
-    """An open file, for a reader that has a position of its own. Arrow reads it from one thread at a time."""
+    """An open file with a position of its own. Arrow reads it from one thread at a time."""
 
     def __init__(self, files: Files, fd: int) -> None:
         self._files = files
@@ -271,7 +271,7 @@ class _Source(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def read(self, size: int = 0) -> bytes:  # Arrow always says how much
+    def read(self, size: int = 0) -> bytes:  # Arrow always gives the size
         data = self._files.read_at(self._fd, size, self._position)
         self._position += len(data)
         return data

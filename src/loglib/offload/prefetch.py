@@ -1,14 +1,15 @@
-"""Prefetch: the bytes of one object in an object store, read by ranges, several of them at once.
+"""Prefetch: the bytes of one object in an object store, read by several range requests together.
 
-Invariant: each request names its range. Requests run ahead of the reader only while it reads on from where it was,
-and only up to `until`. What was read is kept only as long as the reader may need it: at most 36 MiB per object, or what
-the reader has room for, if it reads many objects in turn.
+Invariant: each request names its range. Requests run ahead of the reader only while it reads sequentially, and only up
+to `until`. Bytes are kept only while the reader may need them: at most 36 MiB per object, or less if the reader has
+many objects open.
 
-    a request takes some 30 ms wherever the object is, and a connection brings some 80 MB/s; so
-    small reads    (headers of batches)  are of whole blocks of 64 KiB, of which the last are kept
-    larger reads   (the log itself)      are of windows of 1, 2, 4 and then 8 MiB, four of them under way
+A request takes about 30 ms wherever the object is, and a connection carries about 80 MB/s. So
 
-Threads: one reader at a time; the windows are read in threads of a pool.
+    small reads    (headers of batches)  request whole blocks of 64 KiB; the last 16 blocks are kept
+    larger reads   (the log itself)      request windows of 1, 2, 4 and then 8 MiB; four of them are under way
+
+Threads: one reader at a time; threads of a pool read the windows.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ class Ahead:
     def __init__(
         self, file: RangedFile, until: int | None, *, eager: bool = True, room: Callable[[], int] | None = None
     ) -> None:  # fmt: skip
-        """With `eager` windows are requested ahead from the first large read on, otherwise from the second on.
+        """With `eager` the first large read requests windows ahead, otherwise the second one.
 
-        `room` tells how many bytes may be in windows that are ahead of the reader; by default 36 MiB.
+        `room` returns the number of bytes that may be in windows ahead of the reader; by default 36 MiB.
         """
         self._file = file
         self.size_bytes = file.size()
-        # The position up to which the caller is going to read; None: only what it asks for.
+        # The position up to which the caller is going to read; None: no window is requested ahead.
         self._until = None if until is None else min(until, self.size_bytes)
         self._eager = eager
         self._room = room or (lambda: _MOST_AHEAD)
         self._blocks: dict[int, bytes] = {}
         self._windows: deque[_Window] = deque()
-        self._next = -1  # where the next window begins
+        self._next = -1  # the position where the next window begins
         self._window_bytes = _FIRST_WINDOW
 
     def read(self, size_bytes: int, position: int) -> bytes:
@@ -90,7 +91,7 @@ class Ahead:
                 if window.start < end
             )
         except OSError:
-            self.forget()  # so that another attempt asks again
+            self.forget()  # so that another attempt sends new requests
             raise
 
     def forget(self) -> None:
@@ -104,13 +105,13 @@ class Ahead:
         return bool(self._windows) and self._windows[0].start <= position <= self._next
 
     def _may_request(self, end: int) -> bool:
-        """Whether another window may be asked for, behind the bytes before `end` that the reader waits for."""
+        """True if another window may be requested, after the bytes before `end` that the reader waits for."""
         if self._until is None or len(self._windows) >= _UNDER_WAY or self._next >= self._until:
             return False
         return self._next - end < self._room()
 
     def _request(self, at_least: int) -> None:
-        """Ask for the next window."""
+        """Request the next window, of at least this size."""
         wanted = 0 if self._until is None else min(self._window_bytes, self._until - self._next, self._room())
         start, stop = self._next, min(self._next + max(at_least, wanted), self.size_bytes)
         self._windows.append(_Window(start, stop, _pool().submit(self._file.read_at, stop - start, start)))
@@ -124,7 +125,7 @@ class Ahead:
         block = self._blocks.pop(start, None)
         if block is None:
             block = self._file.read_at(min(_BLOCK_BYTES, self.size_bytes - start), start)
-        self._blocks[start] = block  # the last one used stands last
+        self._blocks[start] = block  # in the order of their last use
         if len(self._blocks) > _MOST_BLOCKS:
             del self._blocks[next(iter(self._blocks))]
         return block

@@ -1,8 +1,8 @@
-"""S3: a place in an object store that speaks the S3 API.
+"""S3: a store below a key of a bucket, in an object store that speaks the S3 API.
 
 Invariant: whatever is made under a new name is made by a conditional put (`If-None-Match: *`), so the store refuses a
 name that is taken. An object appears when all its bytes are there: a small one with its request, a large one when its
-parts are completed. A store that ignores the condition is found out at the first manifest, and refused.
+parts are completed. A store that ignores the condition is noticed at the first manifest, and refused.
 
 pyarrow reads object stores here, and does not upload: it has no conditional put, and it completes the half of an
 object when writing ends with an error (decision 34).
@@ -10,7 +10,7 @@ object when writing ends with an error (decision 34).
     up to 16 MiB    one PutObject
     larger          parts of 16 MiB, one after the other; CompleteMultipartUpload is conditional
 
-Parts of uploads that have died are not seen, but cost money. The next upload of the same name removes them.
+Parts of uploads that have died are not visible, but cost money. The next upload of the same name removes them.
 
 Threads: safe for all. Processes: any number.
 """
@@ -24,13 +24,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from ..errors import LogError
-from ..log.copy_role import MANIFESTS
+from ..errors import CorruptLogError, LogError
+from ..system.descriptors import nameless_file
+from ..system.files import REAL
 from ..system.process import PerProcess, fork_lock
-from .manifest_log import OpenSlots
 from .object_files import connect
 from .storage import Storage
-from .tier_store import Source
+from .store import NewFile, Source, compare, put_content
 
 __all__ = ["S3Store"]
 
@@ -49,10 +49,9 @@ _MISSING = ("NoSuchKey", "404", "NotFound")
 
 
 class S3Store:
-    """A place below a key of a bucket."""
+    """A store below a key of a bucket."""
 
-    def __init__(self, storage: Storage, *, connections: int, manifests: str = MANIFESTS) -> None:
-        """`manifests`: the directory of the place's manifests."""
+    def __init__(self, storage: Storage, *, connections: int) -> None:
         if not storage.uri.startswith("s3:"):
             raise ValueError(f"{storage.root}: uploading goes to s3://... or to a directory")
         _, inner = connect(storage.uri, storage.root)  # reading goes there, too
@@ -60,7 +59,7 @@ class S3Store:
         self._bucket, _, prefix = inner.partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = _client(storage.uri, connections)
-        self.manifests: OpenSlots = _Manifests(self, manifests)
+        self._is_conditional = False  # True after the store has refused a name that is taken
 
     def close(self) -> None:
         self._client.close()
@@ -68,74 +67,35 @@ class S3Store:
     def path_of(self, name: str) -> str:
         return f"{self.path}/{name}"
 
+    def _at(self, name: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._prefix + name}
+
+    @contextmanager
+    def _system_errors(self, name: str) -> Iterator[None]:
+        """Turn errors of the store into those of the system, with the path and without credentials."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        path = self.path_of(name)
+        try:
+            yield
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            if code in _MISSING:
+                raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
+            if code in _TAKEN:
+                raise FileExistsError(errno.EEXIST, "there is an object of this name", path) from error
+            raise OSError(errno.EIO, f"{code}: {error.response['Error'].get('Message', '')}", path) from error
+        except BotoCoreError as error:
+            raise OSError(errno.EIO, str(error), path) from error
+
+    # --- reading -------------------------------------------------------------------------------------
+
     def size(self, name: str) -> int | None:
         try:
-            with self._telling(name):
+            with self._system_errors(name):
                 return int(self._client.head_object(**self._at(name))["ContentLength"])
         except FileNotFoundError:
             return None
-
-    def upload(self, name: str, size_bytes: int, source: Source) -> bool:
-        if size_bytes > PART_BYTES:
-            return self._upload_parts(name, size_bytes, source, **_IF_NEW)
-        return self.put_new(name, source(size_bytes, 0))
-
-    def upload_again(self, name: str, size_bytes: int, source: Source) -> None:
-        if size_bytes > PART_BYTES:
-            self._upload_parts(name, size_bytes, source)
-        else:
-            self.replace(name, source(size_bytes, 0))
-
-    def put_new(self, name: str, content: bytes) -> bool:
-        """Make an object; False if there is one of that name."""
-        with self._telling(name):
-            try:
-                self._client.put_object(**self._at(name), Body=content, **_IF_NEW)
-            except self._client.exceptions.ClientError as error:
-                if _code(error) not in _TAKEN:
-                    raise
-                return False
-        return True
-
-    def _upload_parts(self, name: str, size_bytes: int, source: Source, **condition: str) -> bool:
-        part_bytes = max(PART_BYTES, -(-size_bytes // MOST_PARTS))
-        place = self._at(name)
-        self._remove_parts(name)
-        with self._telling(name):
-            upload = place | {"UploadId": self._client.create_multipart_upload(**place)["UploadId"]}
-            try:
-                parts = []
-                for number, start in enumerate(range(0, size_bytes, part_bytes), 1):
-                    content = source(min(part_bytes, size_bytes - start), start)
-                    made = self._client.upload_part(**upload, PartNumber=number, Body=content)
-                    parts.append({"PartNumber": number, "ETag": made["ETag"]})
-                self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)
-            except self._client.exceptions.ClientError as error:
-                self._abort(upload)
-                if _code(error) not in _TAKEN:
-                    raise
-                return False
-            except BaseException:
-                self._abort(upload)
-                raise
-        return True
-
-    def _abort(self, upload: dict[str, str]) -> None:
-        with suppress(Exception):  # the next upload of the name tries it again
-            self._client.abort_multipart_upload(**upload)
-
-    def _remove_parts(self, name: str) -> None:
-        """Remove the parts of uploads that have died."""
-        place = self._at(name)
-        try:
-            with self._telling(name):
-                found = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=place["Key"])
-        except OSError as error:  # such as the right to list them
-            logger.info("%s: parts of uploads that have died may be left: %s", self.path_of(name), error)
-            return
-        for each in found.get("Uploads", ()):
-            if each["Key"] == place["Key"]:
-                self._abort(place | {"UploadId": each["UploadId"]})
 
     def blocks(self, name: str) -> Iterator[bytes]:
         size = self.size(name)
@@ -145,93 +105,110 @@ class S3Store:
             yield self._range(name, start, min(start + _RANGE_BYTES, size))
 
     def _range(self, name: str, start: int, end: int) -> bytes:
-        """The bytes [start, end). An answer that breaks off is asked for again, which botocore leaves to its caller."""
+        """The bytes [start, end). An answer that breaks off is requested again, which botocore leaves to its caller."""
         from botocore.exceptions import BotoCoreError
 
-        asked = self._at(name) | {"Range": f"bytes={start}-{end - 1}"}
-        with self._telling(name):
+        request = self._at(name) | {"Range": f"bytes={start}-{end - 1}"}
+        with self._system_errors(name):
             for _ in range(ATTEMPTS - 1):
                 with suppress(BotoCoreError):
-                    return bytes(self._client.get_object(**asked)["Body"].read())
-            return bytes(self._client.get_object(**asked)["Body"].read())
+                    return bytes(self._client.get_object(**request)["Body"].read())
+            return bytes(self._client.get_object(**request)["Body"].read())
 
-    def replace(self, name: str, content: bytes) -> None:
-        with self._telling(name):
-            self._client.put_object(**self._at(name), Body=content)
+    def read(self, name: str) -> bytes:
+        return b"".join(self.blocks(name))
 
-    def names_below(self, directory: str) -> list[str]:
-        """The names of the objects in a directory."""
+    def names_in(self, directory: str) -> list[str]:
         prefix = f"{self._prefix}{directory}/"
-        with self._telling(directory):
+        with self._system_errors(directory):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             return [each["Key"].removeprefix(prefix) for page in pages for each in page.get("Contents", ())]
 
-    def remove(self, name: str) -> None:
-        with self._telling(name):
-            self._client.delete_object(**self._at(name))
+    # --- writing -------------------------------------------------------------------------------------
 
-    def _at(self, name: str) -> dict[str, str]:
-        return {"Bucket": self._bucket, "Key": self._prefix + name}
-
-    @contextmanager
-    def _telling(self, name: str) -> Iterator[None]:
-        """Make errors of the store those of the system, with the path and without credentials."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        path = self.path_of(name)
+    def put(self, name: str, size_bytes: int, source: Source, *, replace: bool = False) -> bool:
+        condition = {} if replace else _IF_NEW
         try:
-            yield
-        except ClientError as error:
-            if _code(error) in _MISSING:
-                raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
-            raise OSError(errno.EIO, f"{_code(error)}: {error.response['Error'].get('Message', '')}", path) from error
-        except BotoCoreError as error:
-            raise OSError(errno.EIO, str(error), path) from error
+            with self._system_errors(name):
+                if size_bytes > PART_BYTES:
+                    self._put_parts(name, size_bytes, source, condition)
+                else:
+                    self._client.put_object(**self._at(name), Body=source(size_bytes, 0), **condition)
+        except FileExistsError:
+            return False
+        return True
 
+    def _put_parts(self, name: str, size_bytes: int, source: Source, condition: dict[str, str]) -> None:
+        part_bytes = max(PART_BYTES, -(-size_bytes // MOST_PARTS))
+        self._remove_parts(name)
+        place = self._at(name)
+        upload = place | {"UploadId": self._client.create_multipart_upload(**place)["UploadId"]}
+        try:
+            parts = []
+            for number, start in enumerate(range(0, size_bytes, part_bytes), 1):
+                content = source(min(part_bytes, size_bytes - start), start)
+                answer = self._client.upload_part(**upload, PartNumber=number, Body=content)
+                parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+            self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)
+        except BaseException:
+            self._abort(upload)
+            raise
 
-class _Manifests:
-    """The manifests of a place."""
+    def _abort(self, upload: dict[str, str]) -> None:
+        with suppress(Exception):  # the next upload of the name tries it again
+            self._client.abort_multipart_upload(**upload)
 
-    def __init__(self, store: S3Store, directory: str) -> None:
-        self._store = store
-        self._directory = directory
-        self._is_conditional = False  # whether the store was seen to refuse a name that is taken
+    def _remove_parts(self, name: str) -> None:
+        """Remove the parts of uploads that have died."""
+        place = self._at(name)
+        try:
+            with self._system_errors(name):
+                listing = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=place["Key"])
+        except OSError as error:  # such as the right to list them
+            logger.info("%s: parts of uploads that have died may be left: %s", self.path_of(name), error)
+            return
+        for each in listing.get("Uploads", ()):
+            if each["Key"] == place["Key"]:
+                self._abort(place | {"UploadId": each["UploadId"]})
 
-    def path_of(self, name: str) -> str:
-        return self._store.path_of(self._name(name))
-
-    def names(self) -> list[str]:
-        return self._store.names_below(self._directory)
-
-    def read(self, name: str) -> bytes:
-        return b"".join(self._store.blocks(self._name(name)))
-
-    def put_new(self, name: str, content: bytes) -> bool:
-        name = self._name(name)
-        if not self._store.put_new(name, content):
+    def put_manifest(self, name: str, content: bytes) -> bool:
+        if not put_content(self, name, content):
             self._is_conditional = True
             return False
-        if not self._is_conditional and self._store.put_new(name, content):
+        if not self._is_conditional and put_content(self, name, content):
             raise LogError(
-                f"{self._store.path}: this store ignores If-None-Match, so two processes could both commit; "
+                f"{self.path}: this store ignores If-None-Match, so two processes could both commit; "
                 "use one that knows conditional writes"
             )
         self._is_conditional = True
         return True
 
+    @contextmanager
+    def new_file(self, name: str) -> Iterator[NewFile]:
+        """A local file. At the end of the block it is uploaded and compared; an object that differs is removed."""
+        fd = nameless_file()
+        try:
+            path = self.path_of(name)
+            yield NewFile(REAL, fd, path)
+            size_bytes = REAL.size(fd)
+            if not self.put(name, size_bytes, lambda size, position: REAL.read_at(fd, size, position)):
+                raise LogError(f"{path} is there already, and nobody but this call knows its name")
+            try:
+                compare(self, name, REAL, fd, size_bytes, expected="the bytes that were uploaded")
+            except CorruptLogError as error:
+                self.remove(name)
+                found = "an object that differs from what was uploaded"
+                raise CorruptLogError(path, 0, found, "the same bytes") from error
+        finally:
+            REAL.close(fd)
+
     def remove(self, name: str) -> None:
-        self._store.remove(self._name(name))
-
-    def _name(self, name: str) -> str:
-        return f"{self._directory}/{name}"
-
-
-def _code(error: Any) -> str:
-    return str(error.response["Error"]["Code"])
+        with self._system_errors(name):
+            self._client.delete_object(**self._at(name))
 
 
 def _client(uri: str, connections: int) -> Any:
-    """A client for what the URI says, with the names that pyarrow gives these things."""
+    """A client for the URI, whose parameters have the names that pyarrow gives them."""
     try:
         from botocore.config import Config
     except ImportError as error:

@@ -3,7 +3,7 @@
 Invariant: below the safe offset, every record that can be read is in a file of the archive, or in a segment of the
 tier. Each was compared with the log when it was written, the newest manifest has named it for the grace time, and it
 is still there with its size. The log is proven to have the history there that was archived or uploaded
-(log/history.py). Records that a gap hid then, and that were healed since, are not there: their segment stays. If
+(log/history.py). Records that were in a gap then, and were healed since, are not there: their segment stays. If
 something cannot be read, no segment is dropped.
 
 Threads: immutable facts.
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 
 from ..config.uri import is_remote
 from ..errors import LogError
@@ -25,66 +25,115 @@ from ..log.cursor import has_records
 from ..log.gaps import between
 from ..log.history import HistoryPoint, compare_history
 from ..log.log import Log
-from ..retention import ArchiveHold
+from ..retention import ArchiveFloors, ArchiveHold
 from ..segment import Identity
 from ..system.files import Files
-from .archive_manifest import Archived, ArchivedFile, ArchivedPartition
+from .archive_manifest import Archived, ArchivedFile
 from .archive_store import is_in_a_store, load, located
+from .manifest_log import check_log
 from .storage import storage_of
 from .tier_files import Tier
-from .tier_manifest import TieredSegment
+from .tier_manifest import Tiered, TieredSegment
 
-__all__ = ["Floors", "TierFloors", "floors_of"]
+__all__ = ["floors_of"]
 
 logger = logging.getLogger("loglib")
 
 
-class Floors:
-    """The floors of a topic's partitions. Reads the manifest once, and raises nothing."""
+def floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> ArchiveFloors:
+    """The floors of the archive or tier that a topic's policy names. A path may be relative to the topic's directory.
 
-    def __init__(self, files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> None:
-        """What came to the archive at `before_us` or later is too young."""
-        self._path = storage_of(archive)[1]
-        self._logs = _Logs(files, topic_path, log_id)
+    A file that was committed at `before_us` or later does not count yet. Raises nothing.
+    """
+    kind: type[_Floors]
+    if is_remote(archive):
+        kind = _ArchiveFloors if is_in_a_store(archive) else _TierFloors
+    else:
+        archive = os.path.normpath(os.path.join(topic_path, archive))
+        kind = _TierFloors if is_tier(files, archive) else _ArchiveFloors
+    return kind(files, topic_path, archive, log_id, before_us=before_us)
+
+
+class _Floors(ABC):
+    """The safe offsets of a topic's partitions. Reads the manifest once, and raises nothing."""
+
+    _kind: str  # for messages
+
+    def __init__(self, files: Files, topic_path: str, place: str, log_id: bytes, *, before_us: int) -> None:
+        self._files = files
+        self._topic_path = topic_path
+        self._log_id = log_id
         self._before_us = before_us
-        self._archived: Archived | None = None
+        self._path = storage_of(place)[1]
+        self._is_known = False
         try:
-            self._files, path = located(files, archive)
-            archived = load(self._files, path)
-            if archived.log_id != log_id:
-                raise LogError(f"it is the archive of another log, with the id {archived.log_id.hex()}")
-            self._archived = archived
+            manifest = self._load(place)
+            check_log(manifest, f"the {self._kind}", log_id, topic_path, advice="name the one of this topic")
+            self._is_known = True
         except (LogError, OSError, ValueError, ImportError) as error:
-            logger.warning("%s: retention drops nothing without its archive %s: %s", topic_path, self._path, error)
+            message = "%s: retention drops nothing without its %s %s: %s"
+            logger.warning(message, topic_path, self._kind, self._path, error)
 
     def hold(self, partition: int, start: int) -> ArchiveHold:
-        """How far the archive holds the partition without a break from the offset `start` on."""
-        known = () if self._archived is None else self._archived.partitions[partition : partition + 1]
-        floors = [self._logs.floor(partition, self._path, partial(self._floor, each, start)) for each in known]
-        return ArchiveHold(self._path, floors[0] if floors else None)
+        """The offset up to which the place holds the partition from `start` on, without a break."""
+        floor = None
+        if self._is_known:
+            directory = topic_file.partition_directory(self._topic_path, partition)
+            try:
+                with closing(Log(self._files, directory, Identity.of(self._log_id, partition))) as log:
+                    floor = self._floor(log, start)
+            except (LogError, OSError) as error:
+                message = "%s: retention drops nothing of partition %d for what %s has: %s"
+                logger.warning(message, self._topic_path, partition, self._path, error)
+        return ArchiveHold(self._path, floor)
 
-    def _floor(self, archived: ArchivedPartition, start: int, log: Log) -> int | None:
-        if start < archived.start:
+    @abstractmethod
+    def _load(self, place: str) -> Archived | Tiered:
+        """Read the newest manifest of the place."""
+
+    @abstractmethod
+    def _floor(self, log: Log, start: int) -> int | None:
+        """The offset up to which the place holds this log from `start` on; None if it does not hold `start`."""
+
+    def _proven_end(self, points: Sequence[HistoryPoint], log: Log) -> int:
+        """The offset up to which the place is proven to have this log's history. Raises if it has another one."""
+        comparison = compare_history(points, log)
+        comparison.check(f"the {self._kind} {self._path}", log, "archive or upload this log to another place")
+        return comparison.common
+
+
+class _ArchiveFloors(_Floors):
+    _kind = "archive"
+
+    def _load(self, place: str) -> Archived:
+        self._archive_files, path = located(self._files, place)
+        self._archived = load(self._archive_files, path)
+        return self._archived
+
+    def _floor(self, log: Log, start: int) -> int | None:
+        partitions = self._archived.partitions
+        if log.partition >= len(partitions) or start < partitions[log.partition].start:
             return None
+        archived = partitions[log.partition]
         if archived.end <= start:
             return archived.end
-        end = _proven_end(archived.points(log.identity.log_id), f"the archive {self._path}", log)
+        end = self._proven_end(archived.points(log.identity.log_id), log)
         readable = (gap for gap in archived.gaps if has_records(log, max(start, gap[0]), gap[1]))
         unsafe = (each.start for each in archived.all_files if each.end > start and not self._is_safe(each))
         return min([end, *(first for first, _ in readable), *unsafe])
 
     def _is_safe(self, file: ArchivedFile) -> bool:
-        """Whether the archive has had the file for long enough, and has it still."""
+        """True if the archive has had the file for long enough, and still has it."""
         return file.added < self._before_us and self._is_there(file.name, file.bytes)
 
     def _is_there(self, name: str, size_bytes: int) -> bool:
         path = os.path.join(self._path, name)
         try:
-            fd = self._files.open_read(path)
+            fd = self._archive_files.open_read(path)
             try:
-                size = self._files.size(fd)
+                size = self._archive_files.size(fd)
             finally:
-                self._files.close(fd)
+                self._archive_files.close(fd)
         except (LogError, OSError) as error:
             logger.warning("%s: retention keeps the records of an archived file that cannot be opened: %s", path, error)
             return False
@@ -93,94 +142,31 @@ class Floors:
         return size == size_bytes
 
 
-class TierFloors:
-    """The floors of a topic's partitions. Reads the manifest once, and raises nothing."""
+class _TierFloors(_Floors):
+    _kind = "place"
 
-    def __init__(self, files: Files, topic_path: str, place: str, log_id: bytes, *, before_us: int) -> None:
-        """What came to the place at `before_us` or later is too young."""
-        self._files = files
-        self._logs = _Logs(files, topic_path, log_id)
-        self._before_us = before_us
-        self._path = storage_of(place)[1]
-        self._place: Tier | None = None
-        try:
-            found = Tier(files, place)
-            if found.tiered.log_id != log_id:
-                raise LogError(f"it has the segments of another log, with the id {found.tiered.log_id.hex()}")
-            self._place = found
-        except (LogError, OSError, ValueError, ImportError) as error:
-            logger.warning("%s: retention drops nothing without its place %s: %s", topic_path, self._path, error)
+    def _load(self, place: str) -> Tiered:
+        self._place = Tier(self._files, place)
+        return self._place.tiered
 
-    def hold(self, partition: int, start: int) -> ArchiveHold:
-        """How far the place holds the partition without a break from the offset `start` on."""
-        place = self._place
-        floor = None
-        if place is not None:
-            floor = self._logs.floor(partition, self._path, lambda log: self._floor(place, start, log))
-        return ArchiveHold(self._path, floor)
-
-    def _floor(self, place: Tier, start: int, log: Log) -> int | None:
-        past = place.tiered.partition(log.partition)
+    def _floor(self, log: Log, start: int) -> int | None:
+        past = self._place.tiered.partition(log.partition)
         if not past.segments or start < past.start:
             return None
         if past.end <= start:
             return past.end
-        end = _proven_end(past.points(log.identity.log_id), f"the place {self._path}", log)
-        sizes = place.sizes(log.partition)
-        lossy = [each for each in past.segments if each.lost and each.end > start]
-        lost = place.gaps(log.identity) if lossy else ()
+        end = self._proven_end(past.points(log.identity.log_id), log)
+        sizes = self._place.sizes(log.partition)
+        later = [each for each in past.segments if each.end > start]
+        lost = self._place.gaps(log.identity) if any(each.lost for each in later) else ()
         healed = [
-            each.start for each in lossy
-            if any(has_records(log, gap.start, gap.end) for gap in between(lost, max(each.start, start), each.end))
+            each.start for each in later
+            if each.lost
+            and any(has_records(log, gap.start, gap.end) for gap in between(lost, max(each.start, start), each.end))
         ]  # fmt: skip
-        unsafe = (
-            each.start for each in past.segments
-            if each.end > start and not self._is_safe(each, sizes.get(each.file_name))
-        )  # fmt: skip
+        unsafe = [each.start for each in later if not self._is_safe(each, sizes.get(each.file_name))]
         return min([end, *healed, *unsafe])
 
     def _is_safe(self, segment: TieredSegment, size_bytes: int | None) -> bool:
-        """Whether the place has had the segment for long enough, and has it still."""
+        """True if the place has had the segment for long enough, and still has it."""
         return segment.added < self._before_us and size_bytes == segment.bytes
-
-
-class _Logs:
-    """The logs of a topic, as they are in its directory, for asking how far they are safe elsewhere."""
-
-    def __init__(self, files: Files, topic_path: str, log_id: bytes) -> None:
-        self._files = files
-        self._path = topic_path
-        self._log_id = log_id
-
-    def floor(self, partition: int, elsewhere: str, find: Callable[[Log], int | None]) -> int | None:
-        """What `find` says of the partition's log. What cannot be read holds nothing."""
-        directory = topic_file.partition_directory(self._path, partition)
-        try:
-            with closing(Log(self._files, directory, Identity.of(self._log_id, partition))) as log:
-                return find(log)
-        except (LogError, OSError) as error:
-            words = "%s: retention drops nothing of partition %d for what %s has: %s"
-            logger.warning(words, self._path, partition, elsewhere, error)
-            return None
-
-
-def _proven_end(points: Sequence[HistoryPoint], holder: str, log: Log) -> int:
-    """How far it is proven that what is stored elsewhere is of this log's history; raises if it has another end."""
-    found = compare_history(points, log)
-    found.check(holder, log, "archive or upload this log to another place")
-    return found.common
-
-
-def floors_of(
-    files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int
-) -> Floors | TierFloors:
-    """The floors of the archive or place that a topic's policy names. A path may be relative to the topic's directory.
-
-    What came to it at `before_us` or later is too young. Raises nothing.
-    """
-    if is_remote(archive):
-        kind = Floors if is_in_a_store(archive) else TierFloors
-    else:
-        archive = os.path.normpath(os.path.join(topic_path, archive))
-        kind = TierFloors if is_tier(files, archive) else Floors
-    return kind(files, topic_path, archive, log_id, before_us=before_us)

@@ -1,7 +1,7 @@
 """Storage: the file system that holds topics, as a few words that Spark pickles with each split.
 
-Invariant: a storage is plain facts. Each process that reads makes its own `Files` of them. The URI may hold
-credentials, so no message shows it; paths in messages begin with `root`.
+Invariant: a storage is plain facts, of which each process that reads makes its own `Files`. The URI may contain
+credentials, so no message shows it. Paths in messages begin with `root`.
 
     local    a path of the system, or `file:`; the same files as in the core
     objects  a URI that `pyarrow.fs.FileSystem.from_uri` accepts, such as s3://bucket/logs/clicks; read only
@@ -11,14 +11,15 @@ Processes: made on the driver, used there and in tasks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from ..config.uri import has_credentials, is_remote, normal
+from ..config.uri import has_credentials, is_remote, local_path, normal
 from ..system.files import REAL, Files
 
-__all__ = ["LOCAL", "Storage", "storage_of"]
+__all__ = ["LOCAL", "Storage", "place_of", "storage_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,9 @@ class Storage:
         return not self.uri
 
     def files(
-        self,
-        *,
-        listings: Mapping[str, Mapping[str, int]] | None = None,
-        until_offset: int | None = None,
+        self, *, listings: Mapping[str, Mapping[str, int]] | None = None, until_offset: int | None = None,
         eager: bool = True,
-    ) -> Files:
+    ) -> Files:  # fmt: skip
         """The files, for one process. The arguments are for objects, as `ObjectFiles` takes them."""
         if self.is_local:
             return REAL
@@ -47,12 +45,16 @@ class Storage:
         filesystem, inner_root = connect(self.uri, self.root)
         return ObjectFiles(filesystem, self.root, inner_root, listings=listings, until_offset=until_offset, eager=eager)
 
+    def files_now(self, local: Files) -> Files:
+        """Files for one look: those of an object store keep its listings. `local` are for the local file system."""
+        return local if self.is_local else self.files()
+
 
 LOCAL = Storage()
 
 
 def storage_of(path: str) -> tuple[Storage, str]:
-    """The storage of a path from the options, and the path as messages show it.
+    """The storage of a path or a URI that a user gave, and the path as messages show it.
 
     `ValueError` for a URI in which credentials, bucket and key cannot be told apart; the message does not show it.
     """
@@ -69,3 +71,9 @@ def storage_of(path: str) -> tuple[Storage, str]:
         raise ValueError(f"this {parts.scheme}:// URI has a #; write it as %23")
     root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
     return Storage(path, root), root
+
+
+def place_of(given: str) -> tuple[Storage, str]:
+    """The storage of a path or a URI, and the whole path, as messages show it."""
+    storage, path = storage_of(given)
+    return storage, os.path.abspath(local_path(path)) if storage.is_local else path

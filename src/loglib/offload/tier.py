@@ -1,16 +1,16 @@
-"""Tier: the sealed segments of a topic, as they are, in another place.
+"""Tier: copies the sealed segments of a topic, unchanged, to another place.
 
-Invariant: uploading goes on where the newest manifest ends, in each partition. A segment is named in a manifest only
-after its batches were checked, the store was asked for its bytes again, and these were equal to the log's. So a crash,
-a second run or another uploader doubles nothing and leaves nothing out.
+Invariant: uploading continues where the newest manifest ends, in each partition. A manifest names a segment only after
+its batches were checked, and after its bytes were read back from the store and were equal to the log's. So a crash, a
+second run or another uploader neither doubles a segment nor omits one.
 
-    check      every batch of the segment, and that it follows the one that was uploaded before it
+    check      every batch of the segment, and that it follows the segment before it
     upload     under its own name, which the store gives once
-    compare    what the store has with the file
+    compare    the bytes in the store with the file
     commit     after some segments: the next manifest (manifest_log.py)
 
-Several segments are under way at once; they are committed in the order of the log. What a run has uploaded and not
-committed is found by the next one: it is compared, and not uploaded again.
+Several segments are uploaded together, and committed in the order of the log. If a run has uploaded a segment and not
+committed it, the next run compares it, and does not upload it again.
 
 Threads: a call belongs to one thread, and uploads in threads of its own. Processes: any number may upload a topic,
 beside its writer.
@@ -19,16 +19,14 @@ beside its writer.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
 from typing import NamedTuple
 
 from ..config.arguments import check_count, check_names
 from ..config.policies import MAX_OFFSET
-from ..config.uri import local_path
 from ..errors import CorruptLogError, LogError
 from ..format.batch import stored_header
 from ..format.record import Damage
@@ -40,14 +38,15 @@ from ..open_topic import OpenTopic, open_for_reading
 from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
 from ..system.files import REAL, Files
 from . import manifest_log
-from .storage import storage_of
+from .manifest_log import check_log
+from .storage import place_of
+from .store import DirectoryStore, Store, compare, put_content
 from .tier_files import Tier
 from .tier_manifest import Tiered, TieredPartition, TieredSegment, decode, encode
-from .tier_store import DirectoryStore, Store, compare
 
 __all__ = ["tier", "tiered"]
 
-SEGMENTS_A_COMMIT = 16  # a run that dies compares at most so many again; each manifest names all segments
+SEGMENTS_A_COMMIT = 16  # the most that a run compares again after a crash; each manifest names all segments
 _MOST_FACTS = 16 << 20
 _ADVICE = "nothing was uploaded: upload this topic to another place, and read the old place by itself"
 _SAME = "the bytes of the log's segment (this object does not count: remove it, and upload again)"
@@ -62,20 +61,20 @@ def tier(
     in_flight: int = 4,
     progress: Progress | None = None,
 ) -> Tiered:
-    """Upload the sealed segments of a topic that are not yet there to the place `to`, byte for byte.
+    """Upload the sealed segments of a topic to the place `to`, byte for byte, except those that are there already.
 
     `to` is a directory, or a URI such as "s3://bucket/logs/clicks?region=eu-central-1". A URI takes the parameters and
-    the credentials of `pyarrow.fs.FileSystem.from_uri`. The first call makes the place. Each later call goes on where
+    the credentials of `pyarrow.fs.FileSystem.from_uri`. The first call makes the place. Each later call continues where
     the one before it ended, and does nothing if no segment was sealed since then. Every segment is checked, uploaded,
-    read back and compared with the log before it counts. A call that dies or fails is repeated; calls at once in
-    several processes do no harm. The topic may be open for writing, here or elsewhere. Only what is durable is
-    uploaded. `Partition.roll` seals a segment at once.
+    read back and compared with the log before it counts. After a call that dies or fails, call again. Several processes
+    may call together. The topic may be open for writing, here or elsewhere. Only durable segments are uploaded.
+    `Partition.roll` seals a segment immediately.
 
-    - `in_flight`: int, by default 4: the number of segments that are uploaded at once. Each has up to 16 MiB in memory.
+    - `in_flight`: int, by default 4: the number of segments that are uploaded together. Each takes up to 16 MiB.
     - `progress`: called with two numbers of bytes: those that this call has uploaded and compared, and all that it
       found at first.
 
-    Returns what the place holds then. `Topic.open(to, mode="r")` reads it.
+    Returns the new manifest. `Topic.open(to, mode="r")` reads the place.
 
     Raises `CorruptLogError` if the log is damaged, or if the place has other bytes than the log; `LogError` if the
     place is another topic's, or has another history of this one, or if its store has no conditional writes;
@@ -92,7 +91,7 @@ def tier(
 
 
 def tiered(to: str | os.PathLike[str]) -> Tiered:
-    """What the place `to` holds: the segments of each partition, with their offsets and checksums.
+    """The newest manifest of the place `to`: the segments of each partition, with their offsets and checksums.
 
     Raises `FileNotFoundError` if there is no place, and `CorruptLogError` if its manifest is damaged.
     """
@@ -102,12 +101,13 @@ def tiered(to: str | os.PathLike[str]) -> Tiered:
 def _open_store(topic: OpenTopic, to: str, in_flight: int) -> Store:
     if not to:
         raise ValueError("the path of a place is empty; give a directory, or a URI such as s3://bucket/logs/clicks")
-    storage, path = storage_of(to)
-    if storage.is_local:
-        path = os.path.abspath(local_path(path))
+    storage, path = place_of(to)
     check_names(os.path.basename(path))  # a place is opened as a topic
     if storage.is_local:
-        return DirectoryStore(topic._files, path, topic.config.permissions)  # noqa: SLF001
+        files = topic._files  # noqa: SLF001
+        if files.exists(path) and (names := files.listdir(path)) and copy_role.MANIFESTS not in names:
+            raise LogError(f"{path} holds other files; a place for segments is made in a new or an empty directory")
+        return DirectoryStore(files, path, copy_role.MANIFESTS, topic.config.permissions)
     from .s3 import S3Store
 
     return S3Store(storage, connections=in_flight + 1)
@@ -122,24 +122,20 @@ class _Span(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of its file."""
+        """The size of its file."""
         return HEADER_BYTES + self.end - self.start
 
 
 class _Job(NamedTuple):
-    """A segment that is to be uploaded."""
+    """A segment to upload."""
 
     log: Log
     header: SegmentHeader
-    following: SegmentHeader  # of the next segment, which says how this one ends
-
-    @property
-    def partition(self) -> int:
-        return self.header.partition
+    following: SegmentHeader  # of the next segment, which contains the end of this one
 
     @property
     def size_bytes(self) -> int:
-        """Of its file."""
+        """The size of its file."""
         return HEADER_BYTES + self.following.base_offset - self.header.base_offset
 
     def path(self, name: str) -> str:
@@ -159,124 +155,101 @@ class _Uploader:
         self._done_bytes = 0
         self._all_bytes = 0
 
+    @property
+    def _logs(self) -> list[Log]:
+        """The logs of the topic's partitions, whose number may grow."""
+        return [access.log for access in self._topic._accesses]  # noqa: SLF001
+
     def run(self) -> Tiered:
         """Upload and commit until nothing is left."""
         self._take_place()
+        nothing = Tiered(0, self._topic.log_id, self._topic.name, 0, ())
         while True:
-            base = manifest_log.newest(self._store.manifests, decode)
-            if base is not None:
-                self._check_same(base.log_id, base.topic)
-                self._check_history(base)
-                if self._renew(base):
-                    continue
-            spans = [span for access in self._topic._accesses for span in self._spans(access.log, base)]  # noqa: SLF001
-            if not spans and base is not None:
+            base = manifest_log.newest(self._store, copy_role.MANIFESTS, decode) or nothing
+            self._check_log(base)
+            self._check_history(base)
+            if self._renew(base):
+                continue
+            spans = [span for log in self._logs for span in self._spans(log, base.partition(log.partition))]
+            if not spans and base.version:
                 return base
             self._all_bytes = max(self._all_bytes, self._done_bytes + sum(each.size_bytes for each in spans))
             jobs = list(self._jobs(spans[:SEGMENTS_A_COMMIT], base))
             self._write_facts(jobs, base)
-            made = self._with(base, self._upload(jobs))
-            manifest_log.commit(self._store.manifests, made.version, encode(made))  # if not: another run was quicker
+            self._commit(base, self._upload(jobs, base))  # if it fails: another run was quicker
+
+    def _commit(self, base: Tiered, added: dict[int, tuple[TieredSegment, ...]]) -> bool:
+        """Commit the next manifest; `added` are the segments of the partitions that change."""
+        count = max(len(self._topic.partitions), len(base.partitions))
+        segments = [added.get(number, base.partition(number).segments) for number in range(count)]
+        partitions = tuple(map(TieredPartition, range(count), segments))
+        manifest = Tiered(base.version + 1, self._topic.log_id, self._topic.name, self._clock(), partitions)
+        return manifest_log.commit(self._store, copy_role.MANIFESTS, manifest.version, encode(manifest))
+
+    # --- the place -----------------------------------------------------------------------------------
 
     def _take_place(self) -> None:
-        """Make the place this topic's, or see that it is."""
+        """Make the place this topic's, or check that it is."""
         content = self._read(copy_role.NAME)
         if content is None:
             if self._store.size(topic_file.NAME) is not None:
                 raise LogError(f"{self._store.path} is a topic, and no place for the segments of one")
             log_id, drawn = self._topic.log_id, self._files.random_bytes(8).hex()
             content = copy_role.Role(copy_role.TIER, log_id, drawn, self._topic.path, self._clock()).encode()
-            if not self._store.upload(copy_role.NAME, len(content), lambda count, at: content[at : at + count]):
+            if not put_content(self._store, copy_role.NAME, content):
                 return self._take_place()  # another process was quicker
-        found = copy_role.decode(content, f"{self._store.path}/{copy_role.NAME}")
-        if found.role != copy_role.TIER:
-            raise LogError(f"{self._store.path} is a {found.role} of {found.of}, and no place for segments")
-        return self._check_same(found.log_id, found.of)
+        role = copy_role.decode(content, f"{self._store.path}/{copy_role.NAME}")
+        if role.role != copy_role.TIER:
+            raise LogError(f"{self._store.path} is a {role.role} of {role.of}, and no place for segments")
+        return self._check_log(Tiered(0, role.log_id, role.of, 0, ()))
 
-    def _check_same(self, log_id: bytes, topic: str) -> None:
-        if log_id != self._topic.log_id:
-            raise LogError(
-                f"{self._store.path} has the segments of another log ({topic}, with id {log_id.hex()}); upload "
-                f"{self._topic.path} (id {self._topic.log_id.hex()}) to another place"
-            )
+    def _check_log(self, manifest: Tiered) -> None:
+        place, advice = f"{self._store.path} has the segments", "upload this topic to another place"
+        check_log(manifest, place, self._topic.log_id, self._topic.path, advice=advice)
 
     def _check_history(self, base: Tiered) -> None:
         """Refuse a place that does not have the history of this topic. It may be ahead of a topic that lags."""
-        for access in self._topic._accesses:  # noqa: SLF001
-            points = base.partition(access.log.partition).points(base.log_id)
-            if points and (found := compare_history(points, access.log)).relation != AHEAD:
-                found.check(f"the place {self._store.path}", access.log, _ADVICE)
+        for log in self._logs:
+            points = base.partition(log.partition).points(base.log_id)
+            if points and (comparison := compare_history(points, log)).relation != AHEAD:
+                comparison.check(f"the place {self._store.path}", log, _ADVICE)
 
-    def _spans(self, log: Log, base: Tiered | None) -> Iterator[_Span]:
-        """The durable sealed segments behind those that the place has."""
-        known = TieredPartition(log.partition) if base is None else base.partition(log.partition)
-        mark = log.mark()
-        log.refresh()
-        bases = [each for each in log.index.bases() if each >= mark.log_start_offset]
-        for start, end in pairwise(bases):
-            if known.end < end <= mark.durable_end:
-                yield _Span(log, start, end)
-
-    def _jobs(self, spans: list[_Span], base: Tiered | None) -> Iterator[_Job]:
-        """The segments with their headers. The first one of a partition must follow what the place has."""
-        before: SegmentHeader | None = None  # the header at the end of the last segment
-        for log, start, end in spans:
-            if before is None or (before.partition, before.base_offset) != (log.partition, start):
-                before = self._header(log, start)
-                if base is not None:
-                    self._check_follows(before, base.partition(log.partition))
-            header, before = before, self._header(log, end)
-            yield _Job(log, header, before)
-
-    def _header(self, log: Log, base: int) -> SegmentHeader:
-        return read_segment_header(self._files, os.path.join(log.directory, segment_name(base)), log.identity)
-
-    def _check_follows(self, header: SegmentHeader, known: TieredPartition) -> None:
-        if not known.segments:
-            return
-        if header.base_offset != known.end:
-            raise LogError(
-                f"partition {known.partition}: the place {self._store.path} ends at offset {known.end}, and no segment "
-                f"of {self._topic.path} begins there, but one at {header.base_offset}; {_ADVICE}"
-            )
-
-    def _write_facts(self, jobs: list[_Job], base: Tiered | None) -> None:
-        """Bring the small files that may change up to date."""
+    def _write_facts(self, jobs: list[_Job], base: Tiered) -> None:
+        """Update the small files that may change."""
         content = self._files.read_whole(os.path.join(self._topic.path, topic_file.NAME), _MOST_FACTS)
         if content != self._read(topic_file.NAME):
-            self._store.replace(topic_file.NAME, content)
+            put_content(self._store, topic_file.NAME, content, replace=True)
         for log in dict.fromkeys(each.log for each in jobs):
-            end = 0 if base is None else base.partition(log.partition).end
-            there, here = self._gaps_there(log), log.gaps()
+            end, there, here = base.partition(log.partition).end, self._gaps_there(log), log.gaps()
             self._write_gaps(log, [*gaps.between(there, 0, end), *gaps.between(here, end, MAX_OFFSET)])
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self._store.read(name)
+        except FileNotFoundError:
+            return None
 
     # --- gaps ----------------------------------------------------------------------------------------
 
     def _renew(self, base: Tiered) -> bool:
-        """Upload the segments again that had gaps, and of which the log can read more by now; False without any."""
-        for access in self._topic._accesses:  # noqa: SLF001
-            log, past = access.log, base.partition(access.log.partition)
-            lossy = [each for each in past.segments if each.lost]
+        """Upload a segment again if it had gaps, and the log can read more of it by now; False if there is none."""
+        for log in self._logs:
+            past = base.partition(log.partition).segments
+            lossy = [each for each in past if each.lost]
             there = self._gaps_there(log) if lossy else ()
             for each in lossy:
                 if not _is_healed(log, gaps.between(there, each.start, each.end), each):
                     continue
                 job = _Job(log, self._header(log, each.start), self._header(log, each.end))
                 again, lost = self._upload_one(job, again=True)
-                segments = tuple(again if known == each else known for known in past.segments)
-                changed = {past.partition: TieredPartition(past.partition, segments)}
-                made = base._replace(
-                    version=base.version + 1, time=self._clock(),
-                    partitions=tuple(changed.get(known.partition, known) for known in base.partitions),
-                )  # fmt: skip
-                if manifest_log.commit(self._store.manifests, made.version, encode(made)):
+                if self._commit(base, {log.partition: tuple(again if known == each else known for known in past)}):
                     others = [*gaps.between(there, 0, each.start), *gaps.between(there, each.end, MAX_OFFSET)]
                     self._write_gaps(log, [*others, *lost])
                 return True
         return False
 
     def _gaps_there(self, log: Log) -> tuple[gaps.Gap, ...]:
-        """The gaps that the place declares in what it has of a log. If their file is damaged: those of the log."""
+        """The gaps that the place declares in its part of a log; those of the log if their file is damaged."""
         name = os.path.join(os.path.basename(log.directory), gaps.NAME)
         content = self._read(name)
         try:
@@ -285,40 +258,49 @@ class _Uploader:
             return log.gaps()
 
     def _write_gaps(self, log: Log, found: list[gaps.Gap]) -> None:
-        """Let the place declare these gaps of a log."""
+        """Make these the gaps that the place declares in a log."""
         name, wanted = os.path.join(os.path.basename(log.directory), gaps.NAME), gaps.joined(found)
         content, before = gaps.encode_gaps(log.identity, wanted), self._read(name)
         if content != before and (wanted or before is not None):
-            self._store.replace(name, content)
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return b"".join(self._store.blocks(name))
-        except FileNotFoundError:
-            return None
-
-    def _with(self, base: Tiered | None, added: list[tuple[int, TieredSegment]]) -> Tiered:
-        """The next manifest."""
-        partitions = []
-        for number in range(max(len(self._topic.partitions), 0 if base is None else len(base.partitions))):
-            known = () if base is None else base.partition(number).segments
-            partitions.append(TieredPartition(number, (*known, *(each for at, each in added if at == number))))
-        version = 1 if base is None else base.version + 1
-        return Tiered(version, self._topic.log_id, self._topic.name, self._clock(), tuple(partitions))
+            put_content(self._store, name, content, replace=True)
 
     # --- segments ------------------------------------------------------------------------------------
 
-    def _upload(self, jobs: list[_Job]) -> list[tuple[int, TieredSegment]]:
-        """Upload and compare these segments, several at once."""
+    def _spans(self, log: Log, known: TieredPartition) -> Iterator[_Span]:
+        """The durable sealed segments after those that the place has."""
+        mark = log.mark()
+        log.refresh()
+        bases = [each for each in log.index.bases() if each >= mark.log_start_offset]
+        for start, end in pairwise(bases):
+            if known.end < end <= mark.durable_end:
+                yield _Span(log, start, end)
+
+    def _jobs(self, spans: list[_Span], base: Tiered) -> Iterator[_Job]:
+        """The segments with their headers. The first one of a partition must follow the place's last one."""
+        before: SegmentHeader | None = None  # the header at the end of the last segment
+        for log, start, end in spans:
+            if before is None or (before.partition, before.base_offset) != (log.partition, start):
+                before = self._header(log, start)
+                known = base.partition(log.partition)
+                if known.segments and start != known.end:
+                    raise LogError(
+                        f"partition {log.partition}: the place {self._store.path} ends at offset {known.end}, and no "
+                        f"segment of {self._topic.path} begins there, but one at {start}; {_ADVICE}"
+                    )
+            header, before = before, self._header(log, end)
+            yield _Job(log, header, before)
+
+    def _header(self, log: Log, base: int) -> SegmentHeader:
+        return read_segment_header(self._files, os.path.join(log.directory, segment_name(base)), log.identity)
+
+    def _upload(self, jobs: list[_Job], base: Tiered) -> dict[int, tuple[TieredSegment, ...]]:
+        """Upload and compare these segments, several together; returns the segments of their partitions then."""
         pool = ThreadPoolExecutor(self._in_flight, "loglib-tier")
-        waiting: deque[tuple[_Job, Future[tuple[TieredSegment, list[gaps.Gap]]]]] = deque()
-        done: list[tuple[int, TieredSegment]] = []
+        done: dict[int, tuple[TieredSegment, ...]] = {}
         try:
-            for job in jobs:
-                waiting.append((job, pool.submit(self._upload_one, job)))
-            while waiting:
-                job, future = waiting.popleft()
-                done.append((job.partition, future.result()[0]))
+            for job, future in [(job, pool.submit(self._upload_one, job)) for job in jobs]:
+                number = job.header.partition
+                done[number] = (*done.get(number, base.partition(number).segments), future.result()[0])
                 self._done_bytes += job.size_bytes
                 if self._progress is not None:
                     self._progress(self._done_bytes, self._all_bytes)
@@ -327,7 +309,7 @@ class _Uploader:
         return done
 
     def _upload_one(self, job: _Job, *, again: bool = False) -> tuple[TieredSegment, list[gaps.Gap]]:
-        """Upload and compare a segment; returns it, and its gaps. `again`: in the place of the same one."""
+        """Upload and compare a segment; returns it, and its gaps. With `again` it replaces the same segment."""
         lost = _check(job)
         base, following = job.header.base_offset, job.following
         if job.header.more_producers:
@@ -340,7 +322,7 @@ class _Uploader:
         ), lost  # fmt: skip
 
     def _upload_file(self, job: _Job, name: str, size_bytes: int | None, *, again: bool) -> int:
-        """Upload a file and compare it; returns its CRC-32C. `size_bytes`: the size that it must have."""
+        """Upload a file and compare it; returns its CRC-32C. `size_bytes` is the size that it must have."""
         path = job.path(name)
         there = os.path.join(os.path.basename(job.log.directory), name)
         fd = self._files.open_read(path)
@@ -348,17 +330,15 @@ class _Uploader:
             size = self._files.size(fd)
             if size_bytes is not None and size != size_bytes:
                 raise CorruptLogError(path, min(size, size_bytes), f"{size} bytes", f"{size_bytes}, up to the next one")
-            if again:
-                self._store.upload_again(there, size, lambda count, at: self._files.read_at(fd, count, at))
-            elif self._store.size(there) is None:
-                self._store.upload(there, size, lambda count, at: self._files.read_at(fd, count, at))
+            if again or self._store.size(there) is None:
+                self._store.put(there, size, lambda count, at: self._files.read_at(fd, count, at), replace=again)
             return compare(self._store, there, self._files, fd, size, expected=_SAME)
         finally:
             self._files.close(fd)
 
 
 def _is_healed(log: Log, lost: list[gaps.Gap], segment: TieredSegment) -> bool:
-    """Whether the log can read some of what was lost in a segment when it was uploaded."""
+    """True if the log can read some of the bytes that were lost in a segment when it was uploaded."""
     bases = log.index.bases()
     if segment.start < log.mark().log_start_offset or not {segment.start, segment.end} <= {*bases}:
         return False
@@ -366,7 +346,7 @@ def _is_healed(log: Log, lost: list[gaps.Gap], segment: TieredSegment) -> bool:
 
 
 def _check(job: _Job) -> list[gaps.Gap]:
-    """Check every batch of the segment, and that the segments around it follow; returns the declared gaps in it."""
+    """Check every batch of the segment, and the CRCs in the headers around it; returns the declared gaps in it."""
     start, end = job.header.base_offset, job.following.base_offset
     first = last = None
     met: list[Damage] = []

@@ -1,13 +1,14 @@
-"""Tier files: a topic's uploaded segments, for reading: by themselves, or as the past of the topic in its directory.
+"""Tier files: a topic's uploaded segments, read alone, or as the past of the topic in its directory.
 
-Invariant: a segment counts only if a manifest names it. A place that is opened by itself does not grow. A place that is
-a topic's past is looked at again when the directory no longer has a segment: retention drops what a manifest has.
+Invariant: a segment counts only if a manifest names it. A place that is opened alone does not grow. For a place that is
+a topic's past, the newest manifest is read again when the directory no longer has a segment: retention drops only what
+a manifest names.
 
-    Tier   the newest manifest, and the files below
-    Joined      files of a topic's directory, and behind them those of its place: a segment is opened here or there
-    TierOverlayLog   a log in such files: it begins where the place begins
+    Tier                the newest manifest, and the files of the place
+    TierOverlayFiles    the files of a topic's directory; a segment that is not there is opened in the place
+    TierOverlayLog      a log in such files, which begins where the place begins
 
-Past and tail are files of one directory to everything above, so offsets, checks, groups and columns work as ever.
+All other code takes past and tail for files of one directory, so offsets, checks, groups and columns need no change.
 
 Threads: safe for all.
 """
@@ -18,13 +19,12 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from typing import Any
 
 from ..config.arguments import check_names, topic_path
 from ..config.policies import MAX_OFFSET
-from ..config.uri import is_remote, local_path
+from ..config.uri import is_remote
 from ..errors import CorruptLogError, LogError
 from ..format.watermark import Mark
 from ..log import topic_file
@@ -33,12 +33,12 @@ from ..log.gaps import Gap, joined, read_gaps
 from ..log.history import AHEAD, TOO_OLD, compare_history, point_at
 from ..log.log import FixedMark, Log
 from ..segment import Identity, parse_producers_name, parse_segment_name, segment_name
-from ..system.directory import Directory
-from ..system.files import SYSTEM_CALLS, Files
+from ..system.files import Files
+from ..system.files_wrapper import FilesWrapper
 from ..system.not_copyable import NotCopyable
 from . import manifest_log
-from .manifest_log import DirectorySlots, FileSlots
-from .storage import storage_of
+from .manifest_log import FilePlace, check_log
+from .storage import place_of, storage_of
 from .tier_manifest import Tiered, TieredPartition, decode
 
 __all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "newest", "tier_at"]
@@ -46,31 +46,29 @@ __all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "newest", "tier_at"]
 logger = logging.getLogger("loglib")
 
 _ADVICE = "nothing was read: open each of them by itself, or name the place that this topic was uploaded to"
-_BY_NUMBER = frozenset({"pread", "fstat", "sendfile"})  # called for files that are open
 
 
 def newest(files: Files, path: str) -> Tiered | None:
-    """The newest manifest of a place in an object store; None if there is none."""
+    """The newest manifest of a place; None if there is none."""
     if not is_tier(files, path):
         return None
-    return manifest_log.newest(FileSlots(files, os.path.join(path, MANIFESTS)), decode)
+    return manifest_log.newest(FilePlace(files, path), MANIFESTS, decode)
 
 
 class Tier(NotCopyable):
-    """A place as its newest manifest describes it."""
+    """The segments that the newest manifest of a place names."""
 
     def __init__(self, files: Files, given: str) -> None:
         """`given` is a path or a URI; `files` are for paths. `FileNotFoundError` if there is no place."""
         self.given = given
-        self._storage, path = storage_of(given)
-        self.path = os.path.abspath(local_path(path)) if self._storage.is_local else path
+        self._storage, self.path = place_of(given)
         self._local = files
         self._lock = threading.RLock()  # for one look at the manifests at a time
         self.tiered = self._load()
         self.files = self._files_of(self.tiered)
 
     def refresh(self) -> None:
-        """Look for a newer manifest."""
+        """Read the newest manifest again."""
         with self._lock:
             tiered = self._load()
             if tiered != self.tiered:
@@ -78,15 +76,10 @@ class Tier(NotCopyable):
                 self.tiered = tiered
 
     def _load(self) -> Tiered:
-        path, found = os.path.join(self.path, MANIFESTS), None
-        if not self._storage.is_local:  # a listing is kept, so these files are for one look
-            found = newest(self._storage.files(), self.path)
-        elif is_tier(self._local, self.path):
-            with Directory.open(self._local, path) as directory:
-                found = manifest_log.newest(DirectorySlots(directory), decode)
-        if found is None:
+        manifest = newest(self._storage.files_now(self._local), self.path)
+        if manifest is None:
             raise FileNotFoundError(errno.ENOENT, "no uploaded segments here; loglib.tier uploads them", self.path)
-        return found
+        return manifest
 
     def _files_of(self, tiered: Tiered) -> Files:
         listings = {self.directory(each.partition): each.listing for each in tiered.partitions}
@@ -98,15 +91,14 @@ class Tier(NotCopyable):
         return topic_file.partition_directory(self.path, partition)
 
     def sizes(self, partition: int) -> dict[str, int]:
-        """Name and size of what is there of a partition, whether a manifest names it or not. Asks the store."""
-        files = self._local if self._storage.is_local else self._storage.files()
-        return files.sizes(self.directory(partition))
+        """Name and size of a partition's files in the store now, also of those that no manifest names."""
+        return self._storage.files_now(self._local).sizes(self.directory(partition))
 
     def gaps(self, identity: Identity) -> tuple[Gap, ...]:
-        """The gaps that are declared in what it has of a partition; `CorruptLogError` if their file is damaged."""
+        """The declared gaps in the segments of a partition; `CorruptLogError` if their file is damaged."""
         end = self.tiered.partition(identity.partition).end
-        found = read_gaps(self.files, self.directory(identity.partition), identity)
-        return tuple(each for each in found if each.start < end)
+        gaps = read_gaps(self.files, self.directory(identity.partition), identity)
+        return tuple(each for each in gaps if each.start < end)
 
     def make_log(self, files: Files, directory: str, identity: Identity) -> Log:
         """The log of a partition, which does not grow."""
@@ -115,38 +107,7 @@ class Tier(NotCopyable):
         return log
 
 
-class _Overlay(Files):
-    """Other files, which a subclass sees some calls of."""
-
-    def __init__(self, files: Files) -> None:
-        self.real = files.real
-        self._files = files
-        self._elsewhere: dict[int, Files] = {}  # by the number of an open file that is not one of these
-
-    def random_bytes(self, count: int) -> bytes:
-        return self._files.random_bytes(count)
-
-    def close(self, fd: int) -> None:
-        self._elsewhere.pop(fd, self._files).close(fd)
-
-
-def _passing_on(name: str) -> Callable[..., Any]:
-    def call(self: _Overlay, *arguments: Any, **directories: Any) -> Any:
-        files = self._files
-        if name in _BY_NUMBER:
-            files = self._elsewhere.get(arguments[1 if name == "sendfile" else 0], files)
-        return getattr(files, name)(*arguments, **directories)
-
-    call.__name__ = name
-    return call
-
-
-for _name in SYSTEM_CALLS:
-    if _name != "close":
-        setattr(_Overlay, _name, _passing_on(_name))
-
-
-class _Listed(_Overlay):
+class _Listed(FilesWrapper):
     """The files of a place in a directory. A partition has the segments that the manifest names, and no others."""
 
     def __init__(self, files: Files, listings: Mapping[str, Mapping[str, int]]) -> None:
@@ -154,11 +115,11 @@ class _Listed(_Overlay):
         self._listings = listings
 
     def is_directory(self, path: str, *, dir_fd: int | None = None) -> bool:
-        """Whether the path is a directory. Without a segment a partition may have none."""
+        """True if the path is a directory, or that of a partition, which has no directory without a segment."""
         return path in self._listings or super().is_directory(path, dir_fd=dir_fd)
 
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
-        """Name and size in bytes of what counts in the directory."""
+        """Name and size in bytes of the segments that count in the directory."""
         listing = self._listings.get(directory)
         return super().sizes(directory, dir_fd=dir_fd) if listing is None else dict(listing)
 
@@ -181,59 +142,72 @@ def tier_at(files: Files, path: str, mode: str, tier: object) -> Tier | None:
     return place
 
 
-class TierOverlayFiles(_Overlay):
+class TierOverlayFiles(FilesWrapper):
     """The files of a topic's directory. A segment that retention has dropped is opened in the topic's place."""
 
     def __init__(self, files: Files, path: str, log_id: bytes, place: Tier) -> None:
         super().__init__(files)
+        self._elsewhere: dict[int, Files] = {}  # by the number of a file that is open in the place
         self.place = place
-        self.directory_files = files  # of the directory alone
         self._path = path
-        self._looked: dict[int, int] = {}  # the start of each partition for which a newer manifest was looked for
-        if place.tiered.log_id != log_id:
-            raise LogError(
-                f"{place.path} has the segments of another log (a topic {place.tiered.topic!r} with id "
-                f"{place.tiered.log_id.hex()}) than {path} (id {log_id.hex()}); name the place of this topic"
-            )
+        self._looked: dict[int, int] = {}  # the start of each partition for which the manifest was read again
+        advice = "name the place of this topic"
+        check_log(place.tiered, f"{place.path} has the segments", log_id, path, advice=advice)
 
-    def open(self, path: str, flags: int, *permissions: int, dir_fd: int | None = None) -> int:
-        places = {} if dir_fd is None else {"dir_fd": dir_fd}
+    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         try:
-            return self._files.open(path, flags, *permissions, **places)
+            return self.inner.open(path, flags, mode, dir_fd=dir_fd)
         except FileNotFoundError:
-            found = None if places or flags & (os.O_RDWR | os.O_CREAT) else self._in_place(path)
-            if found is None:
+            writes = flags & (os.O_RDWR | os.O_CREAT)
+            in_place = None if writes or dir_fd is not None else self._in_place(path)
+            if in_place is None:
                 raise
-        files, there = found
-        number = files.open(there, flags)
-        self._elsewhere[number] = files
-        return number
+        files, there = in_place
+        fd = files.open(there, flags)
+        self._elsewhere[fd] = files
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._elsewhere.pop(fd, self.inner).close(fd)
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        return self._files_of(fd).pread(fd, size_bytes, position)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return self._files_of(fd).fstat(fd)
+
+    def sendfile(self, to: int, source: int, start: int, size_bytes: int) -> int:
+        return self._files_of(source).sendfile(to, source, start, size_bytes)
+
+    def _files_of(self, fd: int) -> Files:
+        """The files that have the open file."""
+        return self._elsewhere.get(fd, self.inner)
 
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
         """Name and size in bytes of everything in the directory, and of the partition's segments in the place."""
-        found = self._files.sizes(directory, dir_fd=dir_fd)
+        sizes = self.inner.sizes(directory, dir_fd=dir_fd)
         number = self._partition_of(directory)
         if number is None or dir_fd is not None:
-            return found
-        bases = [base for name in found if (base := parse_segment_name(name)) is not None]
+            return sizes
+        bases = [base for name in sizes if (base := parse_segment_name(name)) is not None]
         past, last = self.past(number, min(bases, default=0)).listing, max(bases, default=0)
         # A place that is ahead has segments of which the directory has only the beginning, or nothing.
-        return {name: size for name, size in past.items() if name < segment_name(last)} | found
+        return {name: size for name, size in past.items() if name < segment_name(last)} | sizes
 
     def past(self, number: int, start: int) -> TieredPartition:
-        """What the place has of a partition of which the directory begins at `start`: up to there, if it was dropped.
+        """The place's segments of a partition that begins at `start` in the directory.
 
-        Nothing, if the place does not reach the directory.
+        None if the place ends before `start`, since the records between are in neither.
         """
         past = self.place.tiered.partition(number)
-        if past.end < start and self._looked.get(number) != start:  # retention drops what a manifest has by then
+        if past.end < start and self._looked.get(number) != start:  # retention drops only what a newer manifest names
             self.place.refresh()
             self._looked[number] = start
             past = self.place.tiered.partition(number)
         return past if past.end >= start else TieredPartition(number)
 
     def _in_place(self, path: str) -> tuple[Files, str] | None:
-        """Where the place has the segment, or its producers."""
+        """The place's files and path for a segment, or for its producers; None if the place does not have it."""
         directory, name = os.path.split(path)
         number, base = self._partition_of(directory), parse_segment_name(name)
         if base is None:
@@ -248,46 +222,46 @@ class TierOverlayFiles(_Overlay):
         return None
 
     def _partition_of(self, directory: str) -> int | None:
-        """The number of the partition whose directory it is."""
+        """The number of the partition that has this directory; None if it is none of a partition."""
         parent, name = os.path.split(directory)
         return int(name) if parent == self._path and len(name) == 4 and name.isdecimal() else None
 
 
 class TierOverlayLog(Log):
-    """A log that begins in a place and goes on in its directory."""
+    """A log that begins in a place and continues in its directory."""
 
     def __init__(self, files: TierOverlayFiles, directory: str, identity: Identity) -> None:
         self._joined = files
         super().__init__(files, directory, identity)
-        with closing(Log(files.directory_files, directory, identity)) as tail:
+        with closing(Log(files.inner, directory, identity)) as tail:
             self._check_history(tail)
 
     def _check_history(self, tail: Log) -> None:
-        """Refuse a directory that does not go on where its place ends, or that is of another history."""
+        """Refuse a directory that does not continue where its place ends, or that has another history."""
         place = self._joined.place
-        self._joined.past(self.partition, tail.mark().log_start_offset)  # looks for a newer manifest if need be
+        self._joined.past(self.partition, tail.mark().log_start_offset)  # reads a newer manifest if there is need
         points = place.tiered.partition(self.partition).points(self.identity.log_id)
         if not points:
             return
-        found, holder = compare_history(points, tail), f"the place {place.path}"
-        if found.relation == AHEAD:  # such as a mirror that lags: the place's bytes tell
+        comparison, holder = compare_history(points, tail), f"the place {place.path}"
+        if comparison.relation == AHEAD:  # such as a mirror that lags: compare with the place's bytes
             with closing(place.make_log(place.files, place.directory(self.partition), self.identity)) as past:
-                if past.mark().log_start_offset <= found.log_end:
-                    found = compare_history([point_at(tail, found.log_end)], past)
+                if past.mark().log_start_offset <= comparison.log_end:
+                    comparison = compare_history([point_at(tail, comparison.log_end)], past)
                 holder = f"{self.directory}, which ends before its place does,"
-        if found.relation == TOO_OLD:
-            raise LogError(f"{found.words(holder, self.directory)}; {_ADVICE}")
-        found.check(holder, tail, _ADVICE)
+        if comparison.relation == TOO_OLD:
+            raise LogError(f"{comparison.words(holder, self.directory)}; {_ADVICE}")
+        comparison.check(holder, tail, _ADVICE)
 
     def gaps(self) -> tuple[Gap, ...]:
-        """The gaps that are declared in the directory, and those of what only the place has."""
-        found, start = super().gaps(), super().published().log_start_offset
+        """The gaps that the directory declares, and those in segments that only the place has."""
+        gaps, start = super().gaps(), super().published().log_start_offset
         try:
             past = [gap for gap in self._joined.place.gaps(self.identity) if gap.start < start]
         except (CorruptLogError, OSError) as error:
             logger.warning("%s", error)
             past = []
-        return tuple(joined([*found, *past]))
+        return tuple(joined([*gaps, *past]))
 
     def published(self) -> Mark:
         return self._reaching(super().published())

@@ -1,4 +1,4 @@
-"""Tier manifest: which segments of which log a place holds.
+"""Tier manifest: the segments of a log that a place holds.
 
 Invariant: a manifest that is decoded is one that was encoded. In each partition the segments follow each other without
 a gap. A segment that is named was uploaded, read back and found equal to the log's.
@@ -7,10 +7,10 @@ a gap. A segment that is named was uploaded, read back and found equal to the lo
         [[0, 1073741824, 1072693248, "<8 digits>", "<8 digits>", 1764000000000000, 3, 0], ...]],
      "crc": "<8 digits>"}
 
-(in one line, see format/checked_json.py). For each segment: `start` and `end`, the offsets that it holds; `last_batch`,
-the base offset of its last batch, and `last_crc`, the header CRC of that batch, by which the next segment follows;
-`crc`, the CRC-32C of the whole file; `added`, when it was committed, in microseconds UTC; `epoch`, of the writer of
-the next segment; `lost`, the bytes of it that were a declared gap when it was uploaded.
+(in one line, see format/checked_json.py). Each segment has eight numbers: `start` and `end`, its offsets; `last_batch`,
+the base offset of its last batch, and `last_crc`, the header CRC of that batch, which the next segment repeats; `crc`,
+the CRC-32C of the whole file; `added`, the time when it was committed, in microseconds UTC; `epoch`, that of the writer
+of the next segment; `lost`, the number of its bytes that were in a declared gap when it was uploaded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TieredSegment(NamedTuple):
 
 
 class TieredPartition(NamedTuple):
-    """What a place has of one partition: offsets [start, end), without a gap."""
+    """The uploaded segments of one partition: offsets [start, end), without a gap."""
 
     partition: int
     segments: tuple[TieredSegment, ...] = ()  # in the order of their offsets
@@ -64,11 +64,11 @@ class TieredPartition(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Behind the last offset; 0 without a segment."""
+        """The end of the offsets; 0 without a segment."""
         return self.segments[-1].end if self.segments else 0
 
     def points(self, log_id: bytes) -> list[HistoryPoint]:
-        """The places in the log by which its history is known again; none without a segment."""
+        """The places in the log that prove its history; none without a segment."""
         return [HistoryPoint(log_id, each.end, each.last_crc, each.epoch) for each in self.segments]
 
     @property
@@ -83,7 +83,7 @@ class TieredPartition(NamedTuple):
 
 
 class Tiered(NamedTuple):
-    """What a place holds. It never changes: the next call of `tier` makes the next version."""
+    """The manifest of a place. It never changes: the next call of `tier` makes the next version."""
 
     version: int
     log_id: bytes
@@ -93,7 +93,7 @@ class Tiered(NamedTuple):
 
     @property
     def ends(self) -> dict[int, int]:
-        """Behind the last uploaded offset of each partition: there the live tail begins."""
+        """The end of each partition's uploaded offsets, where the live tail begins."""
         return {each.partition: each.end for each in self.partitions}
 
     @property
@@ -102,7 +102,7 @@ class Tiered(NamedTuple):
         return sum(segment.bytes for each in self.partitions for segment in each.segments)
 
     def partition(self, number: int) -> TieredPartition:
-        """What it has of a partition: nothing, if the partition was added later."""
+        """The uploaded segments of a partition; none if the partition was added later."""
         return self.partitions[number] if number < len(self.partitions) else TieredPartition(number)
 
 
@@ -132,21 +132,21 @@ def decode(content: bytes, path: str) -> Tiered:
 
 
 def _partition(number: int, segments: list[list[Any]]) -> TieredPartition:
-    found = tuple(map(_segment, segments))
-    if any(each.end != after.start for each, after in pairwise(found)):
+    checked = tuple(map(_segment, segments))
+    if any(each.end != after.start for each, after in pairwise(checked)):
         raise ValueError(f"segments of partition {number} that do not follow each other")
-    return TieredPartition(number, found)
+    return TieredPartition(number, checked)
 
 
 def _segment(facts: list[Any]) -> TieredSegment:
     start, end, last_batch, last_crc, crc, added, epoch, lost = facts
-    found = TieredSegment(
+    segment = TieredSegment(
         _whole(start), _whole(end), _whole(last_batch), int(last_crc, 16), int(crc, 16), _whole(added), _whole(epoch),
         _whole(lost),
     )  # fmt: skip
-    if found.start >= found.end or found.last_batch > found.end:
+    if segment.start >= segment.end or segment.last_batch > segment.end:
         raise ValueError(f"a segment {facts!r:.200}")
-    return found
+    return segment
 
 
 def _whole(number: Any) -> int:

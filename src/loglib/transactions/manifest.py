@@ -26,8 +26,8 @@ from ..format.header import crc32c
 from ..log.transaction_numbers import MOST_BYTES
 
 __all__ = [
-    "AppState", "Checkpoint", "Fence", "GroupCommit", "Manifest", "Section", "decode", "decode_checkpoint", "decode_store",
-    "encode", "encode_checkpoint", "encode_store",
+    "AppState", "Checkpoint", "Fence", "GroupCommit", "Manifest", "Section", "decode", "decode_checkpoint",
+    "decode_store", "encode", "encode_checkpoint", "encode_store",
 ]  # fmt: skip
 
 
