@@ -52,7 +52,8 @@ FILE_CALLS = {
     "posix_fadvise", "chmod", "fchmod", "lchmod", "chown", "fchown", "lchown", "utime", "lseek", "fdopen", "dup",
     "dup2", "memfd_create", "lockf",
 }  # fmt: skip
-MAY_CALL = {"system/system_calls": FILE_CALLS, "system/notify": {"close", "read", "write"}, "spark/session": {"access"},
+MAY_CALL = {
+    "system/system_calls": FILE_CALLS, "system/notify": {"close", "read", "write"}, "spark/session": {"access"},
     "system/descriptors": {"open", "close", "dup"},
     # These are the ends of a process: what it reads and writes are its own standard streams, and files that its
     # user names.

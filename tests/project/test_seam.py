@@ -1,4 +1,4 @@
-"""The seam: what goes through `system/system_calls.py` is all that the library does to files, in the order a test is told."""
+"""The seam: all that the library does to files goes through `system/system_calls.py`, in the order that a test is told."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ import pytest
 from conftest import open_files, records_of, run_python
 from loglib import CorruptLogError, LogError, StorageIOError, testing
 from loglib.log import catalog
-from loglib.system import files as module, system_calls
+from loglib.system import files as module
+from loglib.system import system_calls
 from loglib.system.directory import Directory
 from loglib.system.files import REAL, Files
 from loglib.testing import Call, FaultyFiles, RecordingFiles, ShortWrites, WatchedFiles
