@@ -60,10 +60,11 @@ MAY_CALL = {
     "cli/lines": {"open", "close", "read", "pread", "fstat"}, "cli/signals": {"close"},
     "cli/streams": {"open", "close", "dup2", "fstat", "fdopen"},
 }  # fmt: skip
-# Modules by which files could be reached all the same, and who may have them: for constants only, except for the system calls.
+# Modules by which files could be reached all the same, and who may have them: for constants, except for the system calls.
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}
 MAY_IMPORT = {
-    "__init__": {"fcntl"}, "format/columns": {"io"}, "system/files": {"fcntl"}, "system/system_calls": {"fcntl"},
+    "__init__": {"fcntl"}, "format/columns": {"io"},
+    "system/files": {"fcntl"}, "system/system_calls": {"fcntl"},
     "system/descriptors": {"fcntl", "tempfile"},  # a file that is compared before it is uploaded
     "testing/memory": {"fcntl"},
     "cli/copies": {"subprocess"},  # its user names a command, such as ssh, that carries a stream

@@ -1,4 +1,4 @@
-"""The seam: all that the library does to files goes through `system/system_calls.py`, in the order that a test is told."""
+"""The seam: all that the library does to files goes through `system/system_calls.py`, in the order that tests see."""
 
 from __future__ import annotations
 

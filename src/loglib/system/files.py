@@ -127,7 +127,7 @@ class Files(SystemCalls):
                 self.close(self.open_write(path, dir_fd=dir_fd))
 
     def open_to_lock(self, path: str) -> int:
-        """Open an existing regular file for reading and writing, also one with other names: others may have locked it."""
+        """Open an existing regular file for reading and writing, even with other names: others may have locked it."""
         return self._open_regular(path, os.O_RDWR)
 
     def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
@@ -366,7 +366,7 @@ class Files(SystemCalls):
             self.close(fd)
 
     def sync_names(self, fd: int, path: str) -> None:
-        """As `sync_directory`, for an open directory. Some file systems (SMB, FUSE) cannot do it: that is logged once."""
+        """As `sync_directory`, for an open directory. Some file systems (SMB, FUSE) cannot do it: logged once."""
         try:
             self.fsync(fd)
         except OSError as error:
@@ -378,7 +378,7 @@ class Files(SystemCalls):
     def _permit(
         self, path: str, permissions: int, change: Callable[[], None], look: Callable[[], os.stat_result]
     ) -> None:
-        """Call `change`. Some file systems (SMB, FAT) have fixed permissions, which `look` finds: that is logged once."""
+        """Call `change`. Some file systems (SMB, FAT) have fixed permissions, which `look` finds: logged once."""
         try:
             change()
         except OSError as error:
