@@ -60,7 +60,7 @@ MAY_CALL = {
     "cli/lines": {"open", "close", "read", "pread", "fstat"}, "cli/signals": {"close"},
     "cli/streams": {"open", "close", "dup2", "fstat", "fdopen"},
 }  # fmt: skip
-# Modules by which files could be reached all the same, and who may have them: for constants, except for the system calls.
+# Modules by which files could be reached all the same, and who may have them: for constants, except the system calls.
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}
 MAY_IMPORT = {
     "__init__": {"fcntl"}, "format/columns": {"io"},

@@ -20,12 +20,12 @@ Threads: any thread may call `take`, but not from within an action: `check_outsi
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Set
 from operator import methodcaller
 from typing import TypeVar
 
+from .clock import monotonic
 from .not_copyable import NotCopyable
 from .reentry import is_mine, refuse
 
@@ -152,11 +152,11 @@ class Turn(NotCopyable):
     def _run(self, action: Callable[[], T]) -> T:
         with self._noting:
             served, self._arrived = self._arrived, 0
-        began = time.monotonic()
+        began = monotonic()
         try:
             return action()
         finally:
-            self._last_s = time.monotonic() - began
+            self._last_s = monotonic() - began
             self._expected = served + self._arrived
 
     def _end(self, me: int) -> None:

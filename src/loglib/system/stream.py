@@ -14,12 +14,12 @@ from __future__ import annotations
 import os
 import select
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..errors import BrokenStreamError, LogClosedError
+from .clock import monotonic
 from .files import REAL, Buffer
 from .not_copyable import NotCopyable
 from .notify import Observer
@@ -75,7 +75,7 @@ class Stream(NotCopyable):
 
     def limit(self, seconds: float, most_bytes: int) -> None:
         """Give the peer up after so many seconds from now, or if it sends more bytes, until `unlimit`."""
-        self._until, self._left_bytes = time.monotonic() + seconds, most_bytes
+        self._until, self._left_bytes = monotonic() + seconds, most_bytes
         self._seconds = seconds
 
     def unlimit(self) -> None:
@@ -163,14 +163,14 @@ class Stream(NotCopyable):
                 self._ended = not piece
 
     def _silence(self) -> BrokenStreamError:
-        if self._until is not None and time.monotonic() >= self._until:
+        if self._until is not None and monotonic() >= self._until:
             return self.broken(f"the other end was not known after {self._seconds:g} seconds")
         return self.broken(f"the other end was silent for {self.timeout_s:g} seconds")
 
     def _poll(self, timeout_s: float, events: dict[int, int], others: Sequence[int] = ()) -> dict[int, int]:
         """What has happened, by descriptor; nothing if the time is over."""
         if self._until is not None:
-            timeout_s = min(timeout_s, self._until - time.monotonic())
+            timeout_s = min(timeout_s, self._until - monotonic())
             if timeout_s <= 0:
                 raise self._silence()
         poll = new_poll()

@@ -12,12 +12,12 @@ Threads: as in stream.py.
 from __future__ import annotations
 
 import ssl
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..errors import BrokenStreamError, UntrustedPeerError
+from .clock import monotonic
 from .files import Buffer
 from .stream import PIECE_BYTES, Stream
 
@@ -95,9 +95,9 @@ class TlsStream(Stream):
 
     def wait(self, timeout_s: float, others: Sequence[int] = ()) -> bool:
         """As `Stream.wait`: something can be read when it is decrypted, and not when bytes of it have arrived."""
-        until = time.monotonic() + timeout_s
+        until = monotonic() + timeout_s
         while not self._decrypted():
-            if not super().wait(max(0.0, until - time.monotonic()), others):
+            if not super().wait(max(0.0, until - monotonic()), others):
                 return False
             self._take_in()
         return True
