@@ -85,9 +85,9 @@ class ObjectFiles(Files, NotCopyable):
 
     # --- the system's calls that reading needs -----------------------------------------------------
 
-    def open(self, path: str, flags: int, *_: object) -> int:  # type: ignore[override]
+    def open(self, path: str, flags: int, *_: object, **__: object) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            _refuse(path)
+            self._refuse(path)
         with self._lock:
             ahead = self._kept.pop(path, None)
         if ahead is None:
@@ -126,6 +126,11 @@ class ObjectFiles(Files, NotCopyable):
         if found.type == fs.FileType.NotFound:
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
         return _facts(stat.S_IFREG if found.is_file else stat.S_IFDIR, found.size or 0)
+
+    def _refuse(self, path: object, *_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EROFS, "a copy in an object store is only read", path if isinstance(path, str) else None)
+
+    pwritev = ftruncate = rename = link = unlink = mkdir = rmdir = chmod = fchmod = flock = _refuse  # type: ignore[assignment]
 
     def stat(self, path: str, **_: object) -> os.stat_result:  # type: ignore[override]
         return self.lstat(path)
@@ -167,22 +172,6 @@ def _telling(path: str) -> Iterator[None]:
         if error.errno is not None:
             raise
         raise OSError(errno.EIO, str(error), path) from error
-
-
-def _refusing(name: str) -> Any:
-    def call(_self: ObjectFiles, path: object, *_: object, **__: object) -> NoReturn:
-        _refuse(path)
-
-    call.__name__ = name
-    return call
-
-
-for _name in ("pwritev", "ftruncate", "rename", "link", "unlink", "mkdir", "rmdir", "chmod", "fchmod", "flock"):
-    setattr(ObjectFiles, _name, _refusing(_name))
-
-
-def _refuse(path: object) -> NoReturn:
-    raise OSError(errno.EROFS, "a copy in an object store is only read", path if isinstance(path, str) else None)
 
 
 def _facts(kind: int, size_bytes: int) -> os.stat_result:

@@ -18,9 +18,8 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from typing import Any
 
 from ..config.arguments import check_names, topic_path
 from ..config.policies import MAX_OFFSET
@@ -34,7 +33,8 @@ from ..log.history import AHEAD, BEHIND, compare_history, point_at
 from ..log.log import FixedMark, Log
 from ..segment import Identity, parse_producers_name, parse_segment_name, segment_name
 from ..system.directory import Directory
-from ..system.files import SYSTEM_CALLS, Files
+from ..system.files import Files
+from ..system.files_wrapper import FilesWrapper
 from ..system.not_copyable import NotCopyable
 from . import manifest_log
 from .manifest_log import DirectorySlots, FileSlots
@@ -46,7 +46,6 @@ __all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "newest", "tier_at"]
 logger = logging.getLogger("loglib")
 
 _ADVICE = "nothing was read: open each of them by itself, or name the place that this topic was uploaded to"
-_BY_NUMBER = frozenset({"pread", "fstat", "sendfile"})  # called for files that are open
 
 
 def newest(files: Files, path: str) -> Tiered | None:
@@ -115,38 +114,7 @@ class Tier(NotCopyable):
         return log
 
 
-class _Overlay(Files):
-    """Other files, which a subclass sees some calls of."""
-
-    def __init__(self, files: Files) -> None:
-        self.real = files.real
-        self._files = files
-        self._elsewhere: dict[int, Files] = {}  # by the number of an open file that is not one of these
-
-    def random_bytes(self, count: int) -> bytes:
-        return self._files.random_bytes(count)
-
-    def close(self, fd: int) -> None:
-        self._elsewhere.pop(fd, self._files).close(fd)
-
-
-def _passing_on(name: str) -> Callable[..., Any]:
-    def call(self: _Overlay, *arguments: Any, **directories: Any) -> Any:
-        files = self._files
-        if name in _BY_NUMBER:
-            files = self._elsewhere.get(arguments[1 if name == "sendfile" else 0], files)
-        return getattr(files, name)(*arguments, **directories)
-
-    call.__name__ = name
-    return call
-
-
-for _name in SYSTEM_CALLS:
-    if _name != "close":
-        setattr(_Overlay, _name, _passing_on(_name))
-
-
-class _Listed(_Overlay):
+class _Listed(FilesWrapper):
     """The files of a place in a directory. A partition has the segments that the manifest names, and no others."""
 
     def __init__(self, files: Files, listings: Mapping[str, Mapping[str, int]]) -> None:
@@ -181,13 +149,13 @@ def tier_at(files: Files, path: str, mode: str, tier: object) -> Tier | None:
     return place
 
 
-class TierOverlayFiles(_Overlay):
+class TierOverlayFiles(FilesWrapper):
     """The files of a topic's directory. A segment that retention has dropped is opened in the topic's place."""
 
     def __init__(self, files: Files, path: str, log_id: bytes, place: Tier) -> None:
         super().__init__(files)
+        self._elsewhere: dict[int, Files] = {}  # by the number of a file that is open in the place
         self.place = place
-        self.directory_files = files  # of the directory alone
         self._path = path
         self._looked: dict[int, int] = {}  # the start of each partition for which a newer manifest was looked for
         if place.tiered.log_id != log_id:
@@ -196,22 +164,38 @@ class TierOverlayFiles(_Overlay):
                 f"{place.tiered.log_id.hex()}) than {path} (id {log_id.hex()}); name the place of this topic"
             )
 
-    def open(self, path: str, flags: int, *permissions: int, dir_fd: int | None = None) -> int:
-        places = {} if dir_fd is None else {"dir_fd": dir_fd}
+    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         try:
-            return self._files.open(path, flags, *permissions, **places)
+            return self.inner.open(path, flags, mode, dir_fd=dir_fd)
         except FileNotFoundError:
-            found = None if places or flags & (os.O_RDWR | os.O_CREAT) else self._in_place(path)
+            writes = flags & (os.O_RDWR | os.O_CREAT)
+            found = None if writes or dir_fd is not None else self._in_place(path)
             if found is None:
                 raise
         files, there = found
-        number = files.open(there, flags)
-        self._elsewhere[number] = files
-        return number
+        fd = files.open(there, flags)
+        self._elsewhere[fd] = files
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._elsewhere.pop(fd, self.inner).close(fd)
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        return self._files_of(fd).pread(fd, size_bytes, position)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return self._files_of(fd).fstat(fd)
+
+    def sendfile(self, to: int, source: int, start: int, size_bytes: int) -> int:
+        return self._files_of(source).sendfile(to, source, start, size_bytes)
+
+    def _files_of(self, fd: int) -> Files:
+        """The files that have the open file."""
+        return self._elsewhere.get(fd, self.inner)
 
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
         """Name and size in bytes of everything in the directory, and of the partition's segments in the place."""
-        found = self._files.sizes(directory, dir_fd=dir_fd)
+        found = self.inner.sizes(directory, dir_fd=dir_fd)
         number = self._partition_of(directory)
         if number is None or dir_fd is not None:
             return found
@@ -259,7 +243,7 @@ class TierOverlayLog(Log):
     def __init__(self, files: TierOverlayFiles, directory: str, identity: Identity) -> None:
         self._joined = files
         super().__init__(files, directory, identity)
-        with closing(Log(files.directory_files, directory, identity)) as tail:
+        with closing(Log(files.inner, directory, identity)) as tail:
             self._check_history(tail)
 
     def _check_history(self, tail: Log) -> None:
