@@ -24,9 +24,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..errors import CorruptLogError, LogError, StorageIOError, TooManyFilesError, is_out_of_descriptors
-from .system_calls import COPY_BYTES, LACKS, SYSTEM_CALLS, Buffer, SystemCalls
+from .system_calls import COPY_BYTES, LACKS, Buffer, SystemCalls
 
-__all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files", "spare_files", "with_a_free_descriptor"]
+__all__ = ["REAL", "Buffer", "Files", "spare_files", "with_a_free_descriptor"]
 
 T = TypeVar("T")
 
