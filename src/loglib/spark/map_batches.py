@@ -92,12 +92,12 @@ def map_batches(
 
 
 def _count(range_: Range) -> int:
-    from .ranges import open_log, open_planned
+    from .ranges import open_range
 
     if not range_.size_bytes:
         return 0
     count, planned = 0, Mark.at_rest(0, 0, range_.flushed_end, range_.flushed_tail)
-    with closing(open_log(range_) if range_.storage.is_local else open_planned(range_)) as log:
+    with closing(open_range(range_)) as log:
         for header in log.headers(range_.start_position, range_.end_offset, planned):
             first, stop = header.offsets.start, header.offsets.stop
             count += max(0, min(stop, range_.end_offset) - max(first, range_.start_offset))

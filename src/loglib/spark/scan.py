@@ -17,6 +17,8 @@ because the split has the names of its segments. Only if files are missing does 
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -25,17 +27,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
 from ..format.record import Damage
 from ..format.watermark import Mark
+from ..log import topic_file
 from ..log.bundle_reader import Bundle
 from ..log.cursor import Cursor, Piece
 from ..log.log import Log
 from ..log.search import around
+from ..system.files import REAL
 from .columns import known_name
-from .host_check import check_here
+from .data_loss import report_gap, warn_of_loss
 from .plan import Range, Split
-from .ranges import open_split, report_gap, warn_of_loss
+from .ranges import open_range
 
 __all__ = ["scan"]
 
@@ -70,9 +74,9 @@ def scan(
 def _pieces(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False) -> Iterator[Piece]:
     wanted = split.range
     on_damage = partial(_report, split) if skip_damage else None
-    if wanted.storage.is_local:  # in an object store each segment says by itself which log it is of
-        check_here(wanted.path, wanted.log_id, wanted.made_on)
-    with closing(open_split(split)) as log:
+    if wanted.storage.is_local:  # in an object store each segment names its log
+        _check_host(wanted)
+    with closing(open_range(wanted, until_offset=split.end_position)) as log:
         position = split.start_position
         while position < split.end_position:
             try:
@@ -91,6 +95,29 @@ def _pieces(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False)
                 lost = min(error.log_start_offset, split.end_position)
                 warn_of_loss(f"{wanted.path}, partition {wanted.partition}: [{position}, {lost}) of the log is gone")
                 position = error.log_start_offset
+
+
+def _check_host(wanted: Range) -> None:
+    """`FileNotFoundError` if this host has no topic at the path, and `LogError` if it is another one than was planned.
+
+    The plan cannot know which hosts see a path: containers may share an ext4 file system, and hosts need not share an
+    NFS mount. So the plan names its host, and the error names both.
+    """
+    described = topic_file.read(REAL, wanted.path)
+    if described is not None and described[0] == wanted.log_id:
+        return
+    host = socket.gethostname()
+    if described is None:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"no topic on {host}, and the plan was made on {wanted.made_on}; logs must be on storage that all "
+            "executors mount at the same path",
+            wanted.path,
+        )
+    raise LogError(
+        f"{wanted.path} on {host} is log {described[0].hex()}, and the query was planned for {wanted.log_id.hex()} on "
+        f"{wanted.made_on}: the topic was made again, or it is not the same storage; load() again"
+    )
 
 
 def _pieces_from(
