@@ -47,13 +47,11 @@ def test_options_of_streams_have_defaults_and_units() -> None:
     defaults = parsed()
     assert (defaults.start.otherwise, defaults.group) == ("end", None)
     assert defaults.trigger == Trigger(None, None, None, 900.0)
-    assert not defaults.trigger.is_limited
     limited = parsed(
         maxOffsetsPerTrigger=1000, minOffsetsPerTrigger=10, maxTriggerDelay="5m", maxBytesPerTrigger="1m",
         groupId="etl", isolation="read_committed",
     )  # fmt: skip
     assert limited.trigger == Trigger(1000, 1 << 20, 10, 300.0)
-    assert limited.trigger.is_limited
     assert limited.group == "etl"
     for text, seconds in (("250ms", 0.25), ("30 seconds", 30), ("1 hour", 3600), ("2min", 120), ("7S", 7)):
         assert parsed(minOffsetsPerTrigger=1, maxTriggerDelay=text).trigger.max_delay_s == seconds

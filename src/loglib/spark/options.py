@@ -34,6 +34,7 @@ __all__ = [
     "Trigger",
     "as_option",
     "for_streams",
+    "nearest",
     "parse",
     "refuse_consumers",
     "refuse_remote",
@@ -95,10 +96,6 @@ class Trigger:
     max_bytes: int | None
     min_records: int | None
     max_delay_s: float  # after this time a batch with fewer records than `min_records` runs, too
-
-    @property
-    def is_limited(self) -> bool:
-        return (self.max_records, self.max_bytes, self.min_records) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +168,13 @@ def _refuse_name(name: str) -> NoReturn:
             "format('loglib') reads the log alone, because Parquet through Python workers takes twice as long; "
             "loglib.spark.read(spark, topic, archive=...) gives the archive and the log as one table"
         )
-    nearest = get_close_matches(name, _CANONICAL, n=1)
-    hint = f"did you mean {_CANONICAL[nearest[0]]}?" if nearest else f"there are {', '.join(_KNOWN)}"
-    raise ValueError(f"unknown option {name}; {hint}")
+    raise ValueError(f"unknown option {name}; {nearest(name, _CANONICAL)}")
+
+
+def nearest(name: str, known: Mapping[str, str], *, there_are: str = "there are") -> str:
+    """A hint for an unknown name in lower case: the nearest known one, or all of them. `known` maps from lower case."""
+    found = get_close_matches(name, known, n=1)
+    return f"did you mean {known[found[0]]}?" if found else f"{there_are} {', '.join(known.values())}"
 
 
 def refuse_consumers(name: str) -> None:

@@ -22,7 +22,6 @@ import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from pyspark.sql.types import (
     ArrayType,
@@ -40,14 +39,20 @@ from ..config.policies import TopicConfig
 from ..config.uri import is_remote, local_path
 from ..log import copy_role, topic_file
 from ..system.files import REAL
-from .options import refuse_consumers, refuse_remote
+from .options import nearest, refuse_consumers, refuse_remote
 
 __all__ = ["Target", "TargetTopic", "find_place", "no_function", "parse"]
 
-_KNOWN = ("path", "topic", "txnAppId", "txnVersion", "repeatedBatch")
-_CANONICAL = {name.lower(): name for name in _KNOWN}
+_CANONICAL = {name.lower(): name for name in ("path", "topic", "txnAppId", "txnVersion", "repeatedBatch")}
 _SPARKS = {"checkpointlocation", "queryname"}  # which Spark passes on
-_WRITTEN = ("value", "key", "headers", "topic", "partition", "timestamp")
+_WRITTEN: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
+    "value": ("binary or string", (BinaryType, StringType)),
+    "key": ("binary or string", (BinaryType, StringType)),
+    "headers": ("array<struct<key:string,value:binary>>", (ArrayType,)),
+    "topic": ("string", (StringType,)),
+    "partition": ("int", (IntegerType,)),
+    "timestamp": ("timestamp", (TimestampType,)),
+}
 _LEFT_OUT = ("offset", "timestamptype")
 _MOST_VERSION = 1 << 63
 
@@ -84,9 +89,7 @@ def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, stre
     options = {name.lower(): value for name, value in given.items()}
     for name in options.keys() - _SPARKS - _CANONICAL.keys():
         refuse_consumers(name)
-        nearest = get_close_matches(name, _CANONICAL, n=1)
-        hint = f"did you mean {_CANONICAL[nearest[0]]}?" if nearest else f"for writing there are {', '.join(_KNOWN)}"
-        raise ValueError(f"unknown option {name}; {hint}")
+        raise ValueError(f"unknown option {name}; {nearest(name, _CANONICAL, there_are='for writing there are')}")
     if "path" not in options:
         raise ValueError("option path is missing: the topic to write to, or a directory of topics")
     app, version = _transaction(options, streaming=streaming)
@@ -173,8 +176,7 @@ def _columns(schema: StructType) -> dict[str, str]:
         if name in _LEFT_OUT:
             continue
         if name not in _WRITTEN:
-            nearest = get_close_matches(name, _WRITTEN, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(_WRITTEN)}"
+            hint = nearest(name, dict(zip(_WRITTEN, _WRITTEN, strict=True)))
             raise ValueError(f"column {field.name} cannot be written; {hint} Select what is to be written")
         if name in columns:
             raise ValueError(f"column {field.name} is there twice")
@@ -186,15 +188,8 @@ def _columns(schema: StructType) -> dict[str, str]:
 
 
 def _check_type(given: str, name: str, found: DataType) -> None:
-    expected = {
-        "value": "binary or string", "key": "binary or string", "topic": "string", "partition": "int",
-        "timestamp": "timestamp", "headers": "array<struct<key:string,value:binary>>",
-    }[name]  # fmt: skip
-    kinds: dict[str, tuple[type[DataType], ...]] = {
-        "value": (BinaryType, StringType), "key": (BinaryType, StringType), "topic": (StringType,),
-        "partition": (IntegerType,), "timestamp": (TimestampType,), "headers": (ArrayType,),
-    }  # fmt: skip
-    fits = isinstance(found, kinds[name])
+    expected, kinds = _WRITTEN[name]
+    fits = isinstance(found, kinds)
     if fits and isinstance(found, ArrayType):
         pair = found.elementType
         fits = isinstance(pair, StructType) and [
