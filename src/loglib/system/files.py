@@ -256,6 +256,14 @@ class Files(SystemCalls):
         finally:
             self.close(fd)
 
+    def read_proc(self, path: str) -> bytes:
+        """The whole content of a file whose size the system does not know, as of those in /proc."""
+        fd = self.open_read(path)
+        try:
+            return b"".join(iter(lambda: self.read(fd, COPY_BYTES), b""))
+        finally:
+            self.close(fd)
+
     def copy_range(self, source: int, target: int, *, start: int, end: int, at: int) -> None:
         """Copy bytes [start, end) of one open file to position `at` in another or the same. Handed to the system."""
         while start < end:
