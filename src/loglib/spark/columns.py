@@ -1,6 +1,6 @@
 """Columns: the names and types of the columns of a query, for Spark and for Arrow.
 
-Invariant: an Arrow schema made here equals Spark's own translation of the Spark schema, in names, order,
+Invariant: an Arrow schema that is made here equals Spark's translation of the Spark schema, in names, order,
 types and nullability. Spark checks the schema of the first batch and trusts the other batches.
 
     name           type                               content
@@ -14,7 +14,7 @@ types and nullability. Spark checks the schema of the first batch and trusts the
     headers        array<struct<key string,           null if there are none; by default only
                      value binary>>                   with includeHeaders
 
-Names are compared without regard to case, as Spark does, and a column is named as the user wrote it.
+Case does not matter in names, as in Spark, and a column has its name as the user wrote it.
 
 Processes: pure; driver and executors.
 """

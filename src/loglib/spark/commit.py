@@ -1,11 +1,11 @@
-"""Commit: how what the tasks of a write have staged becomes visible, once, or is removed.
+"""Commit: the staged records of a write's tasks become visible, once, or are removed.
 
 Invariant: the commit point is one `link` in the store of the topics. Before it, an error means that nothing is
-committed. After it, nothing raises: Spark would fail the write, and somebody would repeat it. What is committed and not
-yet applied is applied by the next commit, or by whoever opens the topic for writing.
+committed. After it, nothing raises: Spark would fail the write, and somebody would repeat it. A committed version that
+is not yet applied is applied by the next commit, or by the next writer of the topic.
 
-Spark calls `abort` when a commit has raised, also if that commit goes on in another process. So `abort` first fences
-the owner, and then looks whether the version is committed. If it is, nothing is removed.
+Spark calls `abort` when a commit has raised, even if that commit still runs in another process. So `abort` first fences
+the owner, and then checks if the version is committed. If it is, nothing is removed.
 
 Processes: the driver's host, in processes of Spark that plan.
 """
@@ -52,7 +52,7 @@ _IN_MANIFEST_BYTES = 4 << 20
 
 
 class Staging(NamedTuple):
-    """What one task has staged."""
+    """The staged records of one task."""
 
     attempt: str
     sections: tuple[StagedSection, ...]
@@ -61,16 +61,16 @@ class Staging(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a commit."""
+    """The result of a commit."""
 
-    repeated: bool  # the version was committed before, and this time everything was dropped
+    repeated: bool  # the version was committed before, and all rows were dropped this time
 
 
 def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> Outcome | None:
-    """Commit what the tasks have staged, in their order; None if it is nothing.
+    """Commit the staged records of the tasks, in the order of the tasks; None if there are none.
 
-    Raises the errors that forbid the commit; then nothing is committed. `StorageIOError` means that it is in doubt.
-    A version that was committed before is dropped, and this is told; see repetition.py.
+    Raises the errors that forbid the commit; then nothing is committed. After `StorageIOError` the commit is in doubt.
+    A version that was committed before is dropped and reported (repetition.py).
     """
     topics = _topics(staged)
     if not topics:
@@ -108,8 +108,11 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
 
 
 def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bool:
-    """Remove what is staged, unless it is committed. True if it is removed. An error is a warning: a later commit
-    removes what stays, when it is a day old. A write that may not be committed fences nobody."""
+    """Remove the staged records, unless they are committed. True if they are removed.
+
+    An error is a warning: a later commit removes the rest, when it is a day old. A write that may not be committed
+    fences nobody.
+    """
     topics = _topics(staged)
     if not topics:
         return True
@@ -223,7 +226,7 @@ def _path_of(store: Store, section: Section) -> str:
 
 
 def _check_files(files: Files, store: Store, sections: Iterable[Section]) -> None:
-    """Refuse to commit what this host does not see, or what is too short."""
+    """`LogError` if this host does not see a staged file, and `CorruptLogError` if a file is too short."""
     ends: dict[str, int] = {}  # by path, what the file must have
     for each in sections:
         if each.file:
@@ -281,7 +284,7 @@ def _held_for_long(files: Files, store: Store, partitions: set[tuple[str, int]])
         applying.release()
 
 
-# --- behind it -----------------------------------------------------------------------------------------------
+# --- after the commit point ------------------------------------------------------------------------------------
 
 
 def _clean(files: Files, store: Store, topics: Iterable[str], attempts: Iterable[str]) -> None:

@@ -1,8 +1,8 @@
 """Options: the options of a query, checked and turned into numbers, names and places.
 
 Invariant: an `Options` has passed every check that needs no file. An unknown name is an error that suggests
-the nearest known name. An option that needs a Kafka broker is refused, never ignored. Options that contradict
-each other are refused. Names are those of Spark's Kafka connector, if it has the option. Case does not matter,
+the nearest known name. An option that needs a Kafka broker is refused, never ignored, and so are options that
+contradict each other. Names are those of Spark's Kafka connector, if it has the option. Case does not matter,
 because Spark passes names in lower case. Messages spell a known name as the documentation does.
 
 Processes: plain facts, made on the driver.
@@ -90,7 +90,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """How much one batch of a stream reads; None: no limit."""
+    """The limits of one batch of a stream; None: no limit."""
 
     max_records: int | None
     max_bytes: int | None
@@ -120,7 +120,7 @@ class Options:
 
 
 def for_streams(given: Mapping[str, str]) -> bool:
-    """Whether an option has a meaning for streams only."""
+    """True if an option has a meaning for streams only."""
     return any(name.lower() in _OF_STREAMS for name in given)
 
 
@@ -178,7 +178,7 @@ def nearest(name: str, known: Mapping[str, str], *, there_are: str = "there are"
 
 
 def refuse_consumers(name: str) -> None:
-    """Refuse an option that sets up a client of Kafka."""
+    """`ValueError` for an option that sets up a client of Kafka."""
     if _CONSUMERS.fullmatch(name):
         spelled = _SPELLED.get(name, name)
         raise ValueError(f"option {spelled} sets up a Kafka consumer; loglib reads the files themselves: leave it out")
@@ -218,7 +218,7 @@ def _paths(options: Mapping[str, str], *, streaming: bool) -> tuple[str, ...]:
 
 
 def refuse_remote(path: str, why: str) -> None:
-    """Refuse a path in an object store."""
+    """`ValueError` for a path in an object store; `why` it cannot be used."""
     if is_remote(path):
         raise ValueError(
             f"{storage_of(path)[1]} is not on a file system: {why}. Give a directory that is mounted at the same path "
@@ -237,7 +237,7 @@ def _names(options: Mapping[str, str], name: str) -> tuple[str, ...] | None:
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The names as the user wrote them. They are told apart without regard to case, as in Spark."""
+    """The names as the user wrote them. They must differ not only in case, as in Spark."""
     names = _names(options, "columns")
     if names is None:
         return None
@@ -298,7 +298,7 @@ def _group(options: Mapping[str, str]) -> str | None:
 
 
 def _places(options: Mapping[str, str], own: str, kafkas: str, *, now_us: int, streaming: bool) -> Places:
-    """The place from the most specific option, in the order of precedence of Kafka's connector."""
+    """The places from the most specific option, in the order of precedence of Kafka's connector."""
     default = _BEGIN if own == "start" and not streaming else _END
     names = [f"{kafkas}Timestamp", f"{kafkas}OffsetsByTimestamp", f"{kafkas}Offsets"]
     present = [name for name in names if name.lower() in options]
@@ -353,7 +353,7 @@ def _milliseconds(name: str, text: str) -> Time:
 
 
 def _offsets(name: str, text: str, refused: Place | None) -> Places:
-    """earliest, latest or JSON. In JSON -2 means earliest and -1 means latest."""
+    """The places of `earliest`, `latest` or JSON. In JSON -2 means earliest and -1 means latest."""
     known: dict[str, Place] = {"earliest": _BEGIN, "latest": _END, "-2": _BEGIN, "-1": _END}
     if text.strip().lower() in known:
         places = Places(name, known[text.strip().lower()], {})
@@ -370,7 +370,7 @@ def _offsets(name: str, text: str, refused: Place | None) -> Places:
 
 
 def _check_order(start: Places, end: Places) -> None:
-    """Refuse a start after the end. If they are of two kinds, the log must tell: see ranges.py."""
+    """`ValueError` for a start after the end. Places of two kinds are compared in the log (ranges.py)."""
     pairs = [(start.otherwise, end.otherwise, "")]
     for topic in {**start.named, **end.named}:
         of = "" if topic is None else f" of topic {topic}"
@@ -479,7 +479,7 @@ def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
 
 
 def as_option(start: StartLike) -> str:
-    """A start as the options `start` and `end` have it."""
+    """A start as the text of the options `start` and `end`."""
     if isinstance(start, Mapping):
         return json.dumps({str(partition): _start_text(each) for partition, each in start.items()})
     return _start_text(start)

@@ -1,10 +1,11 @@
 """Scan: the records of one split as Arrow batches of a good size for Spark.
 
-Invariant: a split gives its records once and in order, or an error. Pointers in the batch headers
+Invariant: a split yields its records once and in order, or an error. Pointers in the batch headers
 (log/search.py) find the batch that covers the split's first byte. The scan never guesses from bytes, because
 a record's value may look like a batch. From there each batch is checked and follows the batch before it.
+A task reads nothing unless the topic at the path has the log id of the plan.
 
-With `skip_damage` a split leaves out damage instead, and reports the damage that begins in it. The damage before
+With `skip_damage` a split leaves out damage, and reports the damage that begins in it. The damage before
 its first batch begins in an earlier split.
 
 Keys, values and record headers are arrays over the bytes that were read. They are copied once if small
@@ -12,7 +13,7 @@ batches of the log are merged, because an Arrow batch's columns are contiguous. 
 64 MiB of the log in memory, or its largest batch if that is more.
 
 Processes: runs in a Spark task; opens files by path, takes no lock and writes nothing. It lists no directory,
-because the split has the names of its segments. Only if files are missing does it look for others.
+because the split has the names of its segments. It looks for other files only if these are missing.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def _first(log: Log, position: int, mark: Mark) -> int:
 
 
 def _first_past_damage(log: Log, position: int, mark: Mark) -> int:
-    """The same. If damage covers the position: the position, if the damage begins there, or the place after it."""
+    """As `_first`. If damage covers the position: the position, if the damage begins there, or its end."""
     try:
         segment = log.open_segment(position, past_damage=True)
     except CorruptLogError:  # the segment is missing, or its end
@@ -172,7 +173,7 @@ def _first_past_damage(log: Log, position: int, mark: Mark) -> int:
 
 
 def _report(split: Split, damage: Damage) -> None:
-    """Report the part of the damage that the query would have read. Damage after the split is left to later splits."""
+    """Report the part of the damage that the query would have read. Later splits report damage after this split."""
     wanted, lost = split.range, damage.offsets
     if lost:
         if lost.start >= split.end_position:
@@ -216,7 +217,7 @@ class _Layout:
         self._constant_bytes = sum(each.nbytes for each in constants)  # per record
 
     def pieces(self, read: Piece, limit_bytes: int) -> Iterator[_Piece]:
-        """The columns of what was read, halved until each piece is within the limit or is one record."""
+        """The columns of these records, halved until each piece is within the limit or is one record."""
         columns = read.to_arrow(self._read)
         fields = [field for name, field in zip(self._names, self._schema, strict=True) if name in self._read]
         for index, field in enumerate(fields):
@@ -241,7 +242,7 @@ class _Layout:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, name: str, count: int) -> pa.Array:
-        """A column of one repeated value: a slice of the longest column made so far."""
+        """A column of one repeated value: a slice of the longest column that was made so far."""
         longest = self._repeated.get(name)
         if longest is None or len(longest) < count:
             longest = self._repeated[name] = _repeat(self._constants[name], count)
@@ -282,7 +283,7 @@ def _constants(range_: Range) -> dict[str, str | int]:
 
 
 def _repeat(value: str | int, count: int) -> pa.Array:
-    """The value `count` times. `pa.scalar` is not used, because it imports pandas: half a second per worker."""
+    """An array of `count` times the value. `pa.scalar` would import pandas: half a second per worker."""
     if isinstance(value, int):
         return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(np.full(count, value, np.int32))])
     text = value.encode()

@@ -2,13 +2,13 @@
 
 Invariant: a version of an app is committed once. For a stream the app is the query's id and the version the number of
 the batch, so a batch that Spark repeats is dropped if it was committed (repetition.py). For a batch write they are the
-options txnAppId and txnVersion; without these the app is random, and each write is a new one. With one topic as the
-target its log id completes the app: a topic that was made again, or another one, has committed nothing yet.
+options txnAppId and txnVersion; without these the app is random, and each write is a new one. If the target is one
+topic, its log id is a part of the app: a topic that was made again, or another one, has committed nothing yet.
 
     task        stages its records (stage.py), and sends the sections in its commit message
     driver      commits all of them as one transaction (commit.py)
 
-Spark does not tell a writer which query it serves. The tasks know it, from Spark's local properties.
+A writer does not learn from Spark which query it serves. The tasks learn it from Spark's local properties.
 
 Processes: made in Spark's planning process; `write` in executors' workers; `commit` and `abort` on the driver's host.
 """
@@ -46,7 +46,7 @@ __all__ = ["BatchWriter", "Message", "StreamWriter"]
 
 @dataclass(frozen=True, slots=True)
 class Message(WriterCommitMessage):
-    """What a task has staged, and which query it served."""
+    """The records that a task has staged, and the query that it served."""
 
     task: int
     attempt: str
@@ -121,7 +121,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def _checked(
     given: Mapping[str, str], schema: StructType | str, *, overwrite: bool, streaming: bool
 ) -> tuple[Target, tuple[dict[str, str], str]]:
-    """The target, and what makes it again in another process, which may have another working directory."""
+    """The target, and the arguments that make it in another process, which may have another working directory."""
     schema = as_schema(schema)
     target = parse(given, schema, overwrite=overwrite, streaming=streaming)
     others = {name: value for name, value in given.items() if name.lower() != "path"}
@@ -149,7 +149,7 @@ def _batch_of(messages: Sequence[Message], batch_id: int, target: Target) -> Wri
 
 
 def _messages(messages: Iterable[WriterCommitMessage | None]) -> list[Message]:
-    """Those of the tasks that did not fail, in the order of the tasks."""
+    """The messages of the tasks that did not fail, in the order of the tasks."""
     return sorted((each for each in messages if isinstance(each, Message)), key=lambda message: message.task)
 
 
@@ -161,7 +161,7 @@ def _staged(messages: Iterable[Message]) -> list[Staging]:
 
 
 def write_task(batches: Iterable[pa.RecordBatch], target: Target, *, seed: int) -> Message:
-    """Stage the records of one task; what is staged is durable."""
+    """Stage the records of one task. Durable on return."""
     freeze_worker()
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()

@@ -1,4 +1,4 @@
-"""Sink target: where a sink writes: its options, its columns, and the topics that it may write to.
+"""Sink target: the options of a sink, its columns, and the topics that it may write to.
 
 Invariant: a `Target` has passed every check that needs no record. Names and meanings are those of Spark's Kafka sink.
 An option or a column without a meaning is refused, never ignored.
@@ -68,10 +68,10 @@ class TargetTopic:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a sink writes, and where to."""
+    """The topics and columns that a sink writes."""
 
     path: str  # a topic, or a directory of topics
-    topic: str | None  # path of the only topic; None: the column says which
+    topic: str | None  # path of the only topic; None: a column names the topics
     app: str | None
     version: int | None
     columns: Mapping[str, str]  # the names in the DataFrame, by known name
@@ -147,12 +147,12 @@ def _any_rows(options: Mapping[str, str]) -> bool:
 
 
 def _checkpoint(given: str | None) -> str | None:
-    """The checkpoint in a form that is the same for all names of it; as it is given, if it is not on this host."""
+    """The real path of the checkpoint, which is the same for all names of it; unchanged if it is remote."""
     return given if given is None or is_remote(given) else os.path.realpath(local_path(given))
 
 
 def _only_topic(path: str, name: str | None) -> str | None:
-    """The path of the topic that all records go to; None if a column says which."""
+    """The path of the only topic; None if a column names the topics."""
     if REAL.exists(os.path.join(path, topic_file.NAME)):
         if name not in (None, os.path.basename(path)):
             raise ValueError(f"the path {path} is a topic, and the option topic names another one: {name}")

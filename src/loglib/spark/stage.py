@@ -1,13 +1,13 @@
-"""Stage: what one task of a sink writes before the commit: encoded batches, in files that no log knows.
+"""Stage: the encoded batches that one task of a sink writes before the commit, in files that belong to no log.
 
-Invariant: nothing here is in a log. Each attempt of a task has a directory of its own, with a random name, so attempts
-never meet. What `finish` returns is durable. Records for one partition keep their order.
+Invariant: no staged record is in a log. Each attempt of a task has its own directory, with a random name, so attempts
+never meet. The result of `finish` is durable. Records for one partition keep their order.
 
-    <topic>/staging/<attempt>/frames            pieces, one behind the other (transactions/staging.py says what one is)
-    <topic>/staging/<attempt>/<partition>-1     a piece with a file of its own, which may become a segment
+    <topic>/staging/<attempt>/frames            pieces, one after the other (transactions/staging.py)
+    <topic>/staging/<attempt>/<partition>-1     a large piece with its own file, which may become a segment
 
-The batches of all partitions are written when they are 32 MiB together. A partition that has much then, behind its
-first piece, gets a file of its own. If all are at most 64 KiB at the end, there is no file, and the commit message has
+The batches of all partitions are written when they are 32 MiB together. If a partition has much then, after its first
+piece, it gets its own file. If all are at most 64 KiB at the end, there is no file, and the commit message contains
 them.
 
 Threads: a stage belongs to one task.
@@ -39,7 +39,7 @@ _WAITING_BYTES = 64 << 20  # of all partitions, not encoded
 _BORROWED_BYTES = 64 << 20  # of Spark's batches that may be alive for a few records that wait
 _OWN_BYTES = 1 << 20  # of a piece for which a file of its own is made
 _OWN_FILES = 64  # open at the same time
-_BATCHES = 4  # wait for so many batches of a partition: what does not fill one is then small
+_BATCHES = 4  # a partition waits for this many batches, so that the part that does not fill a batch is small
 
 
 class StagedSection(NamedTuple):
@@ -73,7 +73,7 @@ class _File:
 
 
 class TaskStage:
-    """All that one attempt of a task stages. Call `finish`, or `discard`."""
+    """The staged records of one attempt of a task. Call `finish`, or `discard`."""
 
     def __init__(self, files: Files, now: Callable[[], int]) -> None:
         self.attempt = files.random_bytes(16).hex()
@@ -107,9 +107,9 @@ class TaskStage:
             self._write()
 
     def borrow(self, size_bytes: int) -> None:
-        """Say how large the batch was whose records were added: those that wait are parts of it.
+        """Count the size of Spark's batch whose records were added.
 
-        One record that waits keeps its whole batch in memory, so now and then those that wait are copied.
+        One record that waits keeps its whole batch in memory, so the waiting records are copied now and then.
         """
         self._borrowed_bytes += size_bytes
         if self._borrowed_bytes >= _BORROWED_BYTES:
@@ -165,7 +165,7 @@ class TaskStage:
             one.waiting, one.waiting_bytes, one.waiting_records = [], 0, 0
 
     def _write(self) -> None:
-        """Write what is encoded, to the file that the partitions share, or to one of the partition."""
+        """Write the encoded batches to the file that the partitions share, or to the partition's own file."""
         for (path, _), one in self._partitions.items():
             file = self._open.get(path) or self._make_file(one.place)
             for portion in [each for each in one.staged.portions if each.parts]:
@@ -198,7 +198,7 @@ class TaskStage:
             self._files.close(self._open.popitem()[1].fd)
 
     def _section(self, staged: Staged, portion: Portion, at: int) -> StagedSection:
-        """Where a piece is; it begins at byte `at`, of the message if the piece is in memory."""
+        """The section for a piece, which begins at byte `at` of its file, or of the message if it is in memory."""
         identity, file = staged.identity, "" if portion.parts else os.path.join(STAGING, self.attempt, portion.name)
         return StagedSection(
             staged.topic_path, identity.log_id, identity.partition, file, at, portion.size_bytes, portion.batches,
@@ -207,5 +207,5 @@ class TaskStage:
 
 
 def _copied(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The records of the batches in one, in memory of its own."""
+    """One batch with the records of these, in new memory."""
     return joined([*batches, batches[0].slice(0, 0)])  # a single one would not be copied

@@ -1,12 +1,12 @@
 """Watched: file systems that record each system call of another file system, or make it fail.
 
-Invariant: a watched file system does the same as the inner one, except what its class documents. Faults come
+Invariant: a watched file system behaves as the inner one, except for the faults that its class documents. Faults come
 from outside the library, so this module knows nothing about the written data.
 
 A call has the name of its method in `Files`. An `open` has the name of its purpose: `create`, `open_write`,
 `open_read` or `open_directory`.
 
-Threads: a record is safe for all. If two calls come at once, a fault may hit either of them.
+Threads: a record is safe for all. If two threads make calls, a fault may hit either of them.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class WatchedFiles(FilesWrapper):
         self._paths: dict[int, str] = {}
 
     def before(self, call: Call) -> None:
-        """See the call, or raise an error instead of it."""
+        """Called before each system call; it may raise an error instead of the call."""
 
     def after(self, call: Call, result: Any) -> Any:  # noqa: ARG002
-        """See the result of the call, and return it or another result."""
+        """Called after each system call; returns its result, or another one."""
         return result
 
     def forward(self, name: str, *arguments: Any, **directories: int | None) -> Any:
