@@ -39,7 +39,7 @@ from ..transactions.store import Store, make_store, open_store
 from ..transactions.transaction import STORE
 from .repetition import Write, check_repetition, owner_after_abort, tell
 from .sink_target import find_place
-from .stage import NAME, StagedSection
+from .stage import NAME
 
 __all__ = ["Outcome", "Staging", "Write", "abort", "commit"]
 
@@ -55,7 +55,7 @@ class Staging(NamedTuple):
     """The staged records of one task."""
 
     attempt: str
-    sections: tuple[StagedSection, ...]
+    sections: tuple[Section, ...]  # with absolute paths of their topics
     frames: bytes
     rows: Mapping[str, int] = MappingProxyType({})  # by path of the topic
 
@@ -127,7 +127,7 @@ def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bo
             logger.warning("version %d of %s is committed in %s", write.version, write.app, store.path)
             return False
         for each in staged:
-            for path in {section.topic_path for section in each.sections if section.file}:
+            for path in {section.topic for section in each.sections if section.file}:
                 remove_attempt(files, path, each.attempt)
     except (LogError, OSError) as error:
         logger.warning("what version %d of %s has staged is not removed now: %s", write.version, write.app, error)
@@ -137,7 +137,7 @@ def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bo
 
 def _topics(staged: Iterable[Staging]) -> dict[str, bytes]:
     """The id of each topic, by path."""
-    return {section.topic_path: section.log_id for each in staged for section in each.sections}
+    return {section.topic: section.log_id for each in staged for section in each.sections}
 
 
 def _rows(staged: Iterable[Staging]) -> Counter[str]:
@@ -176,10 +176,10 @@ class _Parked:
         self.attempt = files.random_bytes(16).hex()
         self._files = files
 
-    def park(self, sections: Sequence[StagedSection], frames: bytes) -> list[StagedSection]:
+    def park(self, sections: Sequence[Section], frames: bytes) -> list[Section]:
         """Write the sections of one message's frames to files. Synced."""
-        moved: list[StagedSection] = []
-        for path in sorted({each.topic_path for each in sections}):
+        moved: list[Section] = []
+        for path in sorted({each.topic for each in sections}):
             directory = os.path.join(path, STAGING, self.attempt)
             permissions = find_place(path).config.permissions
             self._files.make_directories(directory, permissions)
@@ -192,7 +192,7 @@ class _Parked:
             for each in (directory, os.path.join(path, STAGING), path):
                 self._files.sync_directory(each)
             name = os.path.join(STAGING, self.attempt, NAME)
-            moved += [each._replace(file=name) for each in sections if each.topic_path == path]
+            moved += [each._replace(file=name) for each in sections if each.topic == path]
         return moved
 
 
@@ -207,17 +207,11 @@ def _listed(store: Store, staged: Sequence[Staging], parked: _Parked) -> tuple[t
     frames = b"".join(joined)
     if len(frames) > _IN_MANIFEST_BYTES:
         small = [one for one in found if not one.file]
-        moved = {(one.topic_path, one.at): one for one in parked.park(small, frames)}
-        found = [one if one.file else moved[one.topic_path, one.at] for one in found]
+        moved = {(one.topic, one.at): one for one in parked.park(small, frames)}
+        found = [one if one.file else moved[one.topic, one.at] for one in found]
         frames = b""
     parent = os.path.dirname(store.path)
-    sections = tuple(
-        Section(
-            os.path.relpath(one.topic_path, parent), one.log_id, one.partition, one.file, one.at, one.size_bytes,
-            one.batches, one.is_segment,
-        )
-        for one in found
-    )  # fmt: skip
+    sections = tuple(one._replace(topic=os.path.relpath(one.topic, parent)) for one in found)
     return sections, frames
 
 

@@ -30,7 +30,7 @@ class Losses:
     def report(self, what: str) -> None:
         """`LogError`, or a warning if the query accepts losses."""
         if self.fail:
-            raise LogError(f"{what}. The query stops; with failOnDataLoss=false it would continue without these records")
+            raise LogError(f"{what}. The query stops; with failOnDataLoss=false it would continue without them")
         if what not in self._reported:
             self._reported.add(what)
             warn_of_loss(what)

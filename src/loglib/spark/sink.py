@@ -39,7 +39,7 @@ from .pickling import by_value
 from .repetition import Write, owner_of
 from .sink_target import Target, parse
 from .source import as_schema, freeze_worker
-from .stage import StagedSection, TaskStage
+from .stage import TaskStage
 
 __all__ = ["BatchWriter", "Message", "StreamWriter"]
 
@@ -49,13 +49,10 @@ class Message(WriterCommitMessage):
     """The records that a task has staged, and the query that it served."""
 
     task: int
-    attempt: str
-    sections: tuple[StagedSection, ...]
-    frames: bytes
+    staging: Staging
     query: str | None  # None outside a streaming query
     batch: int | None
     run: str | None
-    rows: Mapping[str, int]  # by path of the topic
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -76,11 +73,11 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         found = _messages(messages)
-        commit(self._write(found), _staged(found))
+        commit(self._write(found), [each.staging for each in found])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         found = _messages(messages)
-        abort(self._write(found), _staged(found))
+        abort(self._write(found), [each.staging for each in found])
 
     def _write(self, messages: Sequence[Message]) -> Write:
         target = self._target
@@ -110,12 +107,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         found = _messages(messages)
         if found:
-            commit(_batch_of(found, batchId, self._target), _staged(found))
+            commit(_batch_of(found, batchId, self._target), [each.staging for each in found])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         found = _messages(messages)
         if found:
-            abort(_batch_of(found, batchId, self._target), _staged(found))
+            abort(_batch_of(found, batchId, self._target), [each.staging for each in found])
 
 
 def _checked(
@@ -132,7 +129,7 @@ def _app_of(name: str, target: Target, messages: Iterable[Message]) -> str:
     """The app that counts the versions of this name in the target."""
     if target.topic is None:
         return name
-    logs = sorted({section.log_id.hex() for each in messages for section in each.sections})
+    logs = sorted({section.log_id.hex() for each in messages for section in each.staging.sections})
     return "/".join([name, *logs])  # with two logs, the topic was made again meanwhile, and the commit finds it
 
 
@@ -153,10 +150,6 @@ def _messages(messages: Iterable[WriterCommitMessage | None]) -> list[Message]:
     return sorted((each for each in messages if isinstance(each, Message)), key=lambda message: message.task)
 
 
-def _staged(messages: Iterable[Message]) -> list[Staging]:
-    return [Staging(each.attempt, each.sections, each.frames, each.rows) for each in messages]
-
-
 # --- in a task -----------------------------------------------------------------------------------------------
 
 
@@ -175,7 +168,7 @@ def write_task(batches: Iterable[pa.RecordBatch], target: Target, *, seed: int) 
     except BaseException:
         stage.discard()
         raise
-    return Message(task, stage.attempt, sections, frames, query, batch, run, stage.rows)
+    return Message(task, Staging(stage.attempt, sections, frames, stage.rows), query, batch, run)
 
 
 def _query_of(context: TaskContext) -> tuple[str | None, int | None, str | None]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -27,10 +26,11 @@ from ..append.pieces import joined
 from ..format.codec import codec_id
 from ..segment import Identity
 from ..system.files import Files
+from ..transactions.manifest import Section
 from ..transactions.staging import STAGING, Portion, Staged, remove_attempt
 from .sink_target import TargetTopic
 
-__all__ = ["NAME", "StagedSection", "TaskStage"]
+__all__ = ["NAME", "TaskStage"]
 
 NAME = "frames"
 _IN_MESSAGE_BYTES = 64 << 10  # Spark collects the messages of all tasks on the driver
@@ -40,19 +40,6 @@ _BORROWED_BYTES = 64 << 20  # of Spark's batches that may be alive for a few rec
 _OWN_BYTES = 1 << 20  # of a piece for which a file of its own is made
 _OWN_FILES = 64  # open at the same time
 _BATCHES = 4  # a partition waits for this many batches, so that the part that does not fill a batch is small
-
-
-class StagedSection(NamedTuple):
-    """Batches for one partition."""
-
-    topic_path: str
-    log_id: bytes
-    partition: int
-    file: str  # relative to the topic; "" if the frames are in the message
-    at: int
-    size_bytes: int
-    batches: int
-    is_segment: bool = False
 
 
 @dataclass(slots=True)
@@ -118,8 +105,8 @@ class TaskStage:
                     one.waiting = [_copied(one.waiting)]
             self._borrowed_bytes = 0
 
-    def finish(self) -> tuple[tuple[StagedSection, ...], bytes]:
-        """The sections, and the frames of those that are in no file. Synced."""
+    def finish(self) -> tuple[tuple[Section, ...], bytes]:
+        """The sections, with absolute paths of their topics, and the frames of those that are in no file. Synced."""
         self._encode_all()
         in_message = not self._open and self._buffered_bytes() <= _IN_MESSAGE_BYTES
         if not in_message:
@@ -197,10 +184,10 @@ class TaskStage:
         while self._open:
             self._files.close(self._open.popitem()[1].fd)
 
-    def _section(self, staged: Staged, portion: Portion, at: int) -> StagedSection:
+    def _section(self, staged: Staged, portion: Portion, at: int) -> Section:
         """The section for a piece, which begins at byte `at` of its file, or of the message if it is in memory."""
         identity, file = staged.identity, "" if portion.parts else os.path.join(STAGING, self.attempt, portion.name)
-        return StagedSection(
+        return Section(
             staged.topic_path, identity.log_id, identity.partition, file, at, portion.size_bytes, portion.batches,
             portion.is_segment,
         )  # fmt: skip
