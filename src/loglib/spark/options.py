@@ -61,10 +61,12 @@ _CANONICAL = {name.lower(): name for name in _KNOWN}
 _CONSUMERS = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix", re.IGNORECASE)
 _OF_STREAMS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "maxbytespertrigger", "groupid"}
 _OF_BATCHES = {"end", "endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
-_KAFKAS = (
-    "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix",
-)  # fmt: skip
-_SPELLED = {name.lower(): name for name in (*_KNOWN, *_KAFKAS)}
+_KAFKAS = {
+    name.lower(): name
+    for name in (
+        "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix",
+    )
+}  # fmt: skip
 _TABLES = ("owner", "provider", "location")  # what a catalog adds to a table's options
 
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])i?b?|b)?", re.IGNORECASE)
@@ -148,7 +150,7 @@ def parse(given: Mapping[str, str], *, now_us: int, streaming: bool = False) -> 
         start=start,
         end=end,
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
-        skip_damage=_skip_damage(options),
+        skip_damage=_choice(options, "onGap", "raise", "skip", default="raise") == "skip",
         min_partitions=_number(options, "minPartitions", at_least=1),
         max_bytes_per_partition=_size(
             options, "maxBytesPerPartition", DEFAULT_MAX_BYTES_PER_PARTITION, range(_SMALLEST_SPLIT_BYTES, 1 << 63)
@@ -180,7 +182,7 @@ def nearest(name: str, known: Mapping[str, str], *, there_are: str = "there are"
 def refuse_consumers(name: str) -> None:
     """`ValueError` for an option that sets up a client of Kafka."""
     if _CONSUMERS.fullmatch(name):
-        spelled = _SPELLED.get(name, name)
+        spelled = _KAFKAS.get(name, name)
         raise ValueError(f"option {spelled} sets up a Kafka consumer; loglib reads the files themselves: leave it out")
 
 
@@ -302,9 +304,7 @@ def _places(options: Mapping[str, str], own: str, kafkas: str, *, now_us: int, s
     default = _BEGIN if own == "start" and not streaming else _END
     names = [f"{kafkas}Timestamp", f"{kafkas}OffsetsByTimestamp", f"{kafkas}Offsets"]
     present = [name for name in names if name.lower() in options]
-    strategy = options.get("startingoffsetsbytimestampstrategy", "error").lower()
-    if strategy not in ("error", "latest"):
-        _wrong("startingOffsetsByTimestampStrategy", strategy, "error or latest")
+    strategy = _choice(options, "startingOffsetsByTimestampStrategy", "error", "latest", default="error")
     if own in options:
         if present:
             raise ValueError(f"options {own} and {present[0]} say the same thing twice; give one of them")
@@ -432,18 +432,15 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _choice(options: Mapping[str, str], name: str, *allowed: str, default: str) -> str:
+    text = options.get(name.lower(), default).strip().lower()
+    if text not in allowed:
+        _wrong(name, text, " or ".join(allowed))
+    return text
+
+
 def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = options.get(name.lower(), str(default)).strip().lower()
-    if text not in ("true", "false"):
-        _wrong(name, text, "true or false")
-    return text == "true"
-
-
-def _skip_damage(options: Mapping[str, str]) -> bool:
-    text = options.get("ongap", "raise").strip().lower()
-    if text not in ("raise", "skip"):
-        _wrong("onGap", text, "raise or skip")
-    return text == "skip"
+    return _choice(options, name, "true", "false", default=str(default).lower()) == "true"
 
 
 def _number(options: Mapping[str, str], name: str, *, at_least: int) -> int | None:
