@@ -278,7 +278,7 @@ def _held_for_long(files: Files, store: Store, partitions: set[tuple[str, int]])
         applying.release()
 
 
-# --- after the commit point ------------------------------------------------------------------------------------
+# --- behind it -----------------------------------------------------------------------------------------------
 
 
 def _clean(files: Files, store: Store, topics: Iterable[str], attempts: Iterable[str]) -> None:

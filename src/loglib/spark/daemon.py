@@ -11,7 +11,7 @@
 Invariant: everything else works as without this module. Every other error of a worker is raised.
 
 Processes: a separate program, started by the script `python.sh` in this directory, or on a cluster a module of the
-archive. It imports nothing of loglib: if loglib is missing, a worker says so.
+archive. It needs nothing of loglib: if loglib is missing, a worker reports it.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Follower:
                     backlog.end = end
         return {key: backlog.end for key, backlog in backlogs.items()}
 
-    # --- what is known about the run -----------------------------------------------------------------
+    # --- the progress of the run --------------------------------------------------------------------
 
     def report(self) -> Json:
         """The log's end, and the lag of the batch that was planned last: for the query's progress."""

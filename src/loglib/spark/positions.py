@@ -6,7 +6,7 @@ the log was cut or restored below the stream's position, even if it has grown ag
 the last one. A topic that was moved is the same topic: it is known by its log id.
 
 The topics are looked at again once a second. So partitions that are added, and topics that begin to match, are found
-within a second. A partition that comes later is read from its beginning. A new query begins where its options say.
+within a second. A partition that comes later is read from its beginning. A new query begins at the place of its options.
 
 Processes: driver; one thread. It takes no lock and writes nothing.
 """
@@ -74,7 +74,7 @@ class Subscription:
         return bool(gone)
 
     def has_changed(self) -> bool:
-        """Look now. True if `refresh` says so, or if a restore has replaced the files of a log."""
+        """Look now. True if `refresh` returns True, or if a restore has replaced the files of a log."""
         changed = self.refresh()
         for log in self._logs.values():
             before = log.restored

@@ -11,7 +11,7 @@ An option or a column without a meaning is refused, never ignored.
     partition    int                     null: the topic's partitioner chooses
     timestamp    timestamp               null: the time of writing
 
-The columns `offset` and `timestampType`, which a source gives, are left out. Topics are never made by the sink.
+The columns `offset` and `timestampType` of a source are left out. The sink never makes a topic.
 
 Processes: driver and executors.
 """
@@ -80,7 +80,7 @@ class Target:
 
 
 def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> Target:
-    """Check the options and the columns of a sink. `ValueError` says what is wrong."""
+    """Check the options and the columns of a sink. `ValueError` names the mistake."""
     if overwrite:
         raise ValueError(
             "a log is appended to, never overwritten: "

@@ -4,8 +4,8 @@ Invariant: the facts of a batch are in its end offset (stream_offsets.py), which
 So a batch that Spark repeats has the same records. A stream that has read everything returns the same offset again, and
 Spark runs no batch.
 
-Spark passes the limit that `getDefaultReadLimit` returned, or says that there is none. Its kinds of limits cannot be
-combined, so the limits of the options count (limits.py).
+Spark passes the limit that `getDefaultReadLimit` returned, or none. Its kinds of limits cannot be combined, so the
+limits of the options count (limits.py).
 
 Processes: one process with one thread on the driver's host plans the whole run of a query; `read` in executors'
 workers.

@@ -1,6 +1,6 @@
 """Stream offsets: how far a streaming query has planned to read, as the JSON in Spark's checkpoint.
 
-Invariant: equal offsets give equal text, because Spark compares the text. The keys are in order. Each offset also has
+Invariant: equal offsets have equal text, because Spark compares the text. The keys are in order. Each offset also has
 the start of its batch (`from`). Spark does not store the start of the first batch, and asks again for the initial
 offset when it repeats that batch. With `from` the repeated batch has the same records.
 

@@ -32,7 +32,7 @@ _MOST_WAITING_BYTES = 1 << 20  # taken in while this end writes; the peer's requ
 
 
 class Stream(NotCopyable):
-    """A stream to a peer: a connected socket, or what is read and what is written, each a file or a descriptor.
+    """A stream to a peer: a connected socket, or a pair of files or descriptors, one to read and one to write.
 
     `doing` completes the sentence "the stream broke while ...".
     """
