@@ -115,6 +115,6 @@ def cut(range_: Range, max_split_bytes: int) -> list[Split]:
 
 
 def _with_segments(range_: Range, low: int, high: int) -> Range:
-    """The range with the segments that hold [low, high), and the next one, whose base is the end of the last of them."""
+    """The range with the segments that hold [low, high), and the next one, whose base is their end."""
     first = max(bisect_right(range_.segments, low) - 1, 0)
     return replace(range_, segments=range_.segments[first : bisect_left(range_.segments, high) + 1])

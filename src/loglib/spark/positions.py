@@ -6,7 +6,7 @@ the log was cut or restored below the stream's position, even if it has grown ag
 the last one. A topic that was moved is the same topic: it is known by its log id.
 
 The topics are looked at again once a second. So partitions that are added, and topics that begin to match, are found
-within a second. A partition that comes later is read from its beginning. A new query begins at the place of its options.
+within a second. A partition that comes later is read from its beginning, and a new query where its options say.
 
 Processes: driver; one thread. It takes no lock and writes nothing.
 """
