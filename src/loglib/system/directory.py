@@ -180,4 +180,4 @@ class Directory(NotCopyable):
 
     def sync(self) -> None:
         """Make creations, renames, links and removals durable. Synced."""
-        self.files.sync_names(self.fd, self.path)
+        self.files.sync_directory(self.path, dir_fd=self.fd)

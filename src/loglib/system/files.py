@@ -73,6 +73,11 @@ def _check_name(path: str, error: OSError) -> None:
         ) from error
 
 
+def _name(path: str, dir_fd: int | None) -> str:
+    """The path for a system call, or its last part for a call in an open directory."""
+    return path if dir_fd is None else os.path.basename(path)
+
+
 class Files(SystemCalls):
     """The real file system. Tests replace it by other implementations."""
 
@@ -106,13 +111,8 @@ class Files(SystemCalls):
             try:
                 self.share_range(shared, fd, start=0, end=facts.st_size, at=0)
                 self.datasync(fd)
-                if dir_fd is None:
-                    self.rename(temporary, path)
-                    self.sync_directory(os.path.dirname(path))
-                else:
-                    here, there = os.path.basename(temporary), os.path.basename(path)
-                    self.rename(here, there, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-                    self.sync_names(dir_fd, os.path.dirname(path))
+                self.rename(_name(temporary, dir_fd), _name(path, dir_fd), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+                self.sync_directory(os.path.dirname(path), dir_fd=dir_fd)
             except BaseException:
                 self.close(fd)
                 raise
@@ -157,10 +157,9 @@ class Files(SystemCalls):
         self, path: str, flags: int, permissions: int = 0o600, *, own: bool = False, dir_fd: int | None = None
     ) -> int:
         expected = "a regular file, and no link, pipe or device"
-        place = {} if dir_fd is None else {"dir_fd": dir_fd}
-        name = path if dir_fd is None else os.path.basename(path)
+        name = _name(path, dir_fd)
         try:
-            fd = with_a_free_descriptor(path, lambda: self.open(name, flags | _SAFE, permissions, **place))
+            fd = with_a_free_descriptor(path, lambda: self.open(name, flags | _SAFE, permissions, dir_fd=dir_fd))
         except TooManyFilesError:
             raise
         except OSError as error:
@@ -196,7 +195,7 @@ class Files(SystemCalls):
     def facts(self, path: str, *, dir_fd: int | None = None) -> os.stat_result:
         """The system's facts about the name itself, without following a link: type, size, inode, number of names."""
         try:
-            return self.lstat(path) if dir_fd is None else self.lstat(os.path.basename(path), dir_fd=dir_fd)
+            return self.lstat(_name(path, dir_fd), dir_fd=dir_fd)
         except OSError as error:
             _check_name(path, error)
             raise
@@ -314,10 +313,7 @@ class Files(SystemCalls):
         system has no hard links: only with them the first of several processes gets a name, with a whole file.
         """
         try:
-            if dir_fd is None:
-                self.link(path, target)
-            else:
-                self.link(os.path.basename(path), os.path.basename(target), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            self.link(_name(path, dir_fd), _name(target, dir_fd), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         except OSError as error:
             if error.errno in _NO_LINKS:
                 doing = (
@@ -365,16 +361,12 @@ class Files(SystemCalls):
         """Open a directory, to lock or to sync it."""
         return with_a_free_descriptor(path, lambda: self.open(path, _DIRECTORY))
 
-    def sync_directory(self, path: str) -> None:
-        """Make creations, renames and removals in the directory durable."""
-        fd = self.open_directory(path)
-        try:
-            self.sync_names(fd, path)
-        finally:
-            self.close(fd)
+    def sync_directory(self, path: str, *, dir_fd: int | None = None) -> None:
+        """Make creations, renames and removals in the directory durable. It may be open already, as `dir_fd`.
 
-    def sync_names(self, fd: int, path: str) -> None:
-        """As `sync_directory`, for an open directory. Some file systems (SMB, FUSE) cannot do it: logged once."""
+        Some file systems (SMB, FUSE) cannot do it: that is logged once.
+        """
+        fd = self.open_directory(path) if dir_fd is None else dir_fd
         try:
             self.fsync(fd)
         except OSError as error:
@@ -382,6 +374,9 @@ class Files(SystemCalls):
                 error.filename = path
                 raise
             _log_once(self.fstat(fd).st_dev, path, "cannot sync a directory: after a power cut new files may be gone")
+        finally:
+            if dir_fd is None:
+                self.close(fd)
 
     def _permit(
         self, path: str, permissions: int, change: Callable[[], None], look: Callable[[], os.stat_result]
