@@ -353,7 +353,7 @@ def test_offset_before_the_end_that_retention_overtakes_is_the_new_start(open_to
         assert reading.partition(0).offset_before_end(100) == topic.partition(0).log_start_offset
 
 
-def test_offset_before_the_end_lies_behind_damage(open_topic: Open, path: Path) -> None:
+def test_offset_before_the_end_lies_after_damage(open_topic: Open, path: Path) -> None:
     topic = open_topic()
     offsets = [topic.append(b"%d" % number, sync=True).offset for number in range(4)]
     with last_segment(path).open("r+b") as file:

@@ -16,7 +16,7 @@ path = spark_queried.path
 
 @pytest.fixture(autouse=True)
 def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loglib.spark.subscription.LOOK_S", 0)
+    monkeypatch.setattr("loglib.spark.positions.LOOK_S", 0)
 
 
 def test_query_goes_on_in_the_topic_that_was_moved(path: Path) -> None:

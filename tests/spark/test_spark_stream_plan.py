@@ -15,10 +15,10 @@ from conftest import NOW
 from loglib import Batch, LogError, Topic
 from loglib.format.batch import stored_header
 from loglib.groups import TopicPartition
-from loglib.spark.backlog import LogBacklog
-from loglib.spark.limits import most_bytes, most_records, shares
+from loglib.spark.limits import Backlog, most_bytes, most_records, shares
 from loglib.spark.options import Options, Trigger, parse
-from loglib.spark.ranges import Part, open_log
+from loglib.spark.plan import Part
+from loglib.spark.ranges import open_log
 from loglib.spark.source import schema_of
 from loglib.spark.stream_offsets import INITIAL, Offsets, Span, decode, encode
 
@@ -47,13 +47,11 @@ def test_options_of_streams_have_defaults_and_units() -> None:
     defaults = parsed()
     assert (defaults.start.otherwise, defaults.group) == ("end", None)
     assert defaults.trigger == Trigger(None, None, None, 900.0)
-    assert not defaults.trigger.is_limited
     limited = parsed(
         maxOffsetsPerTrigger=1000, minOffsetsPerTrigger=10, maxTriggerDelay="5m", maxBytesPerTrigger="1m",
         groupId="etl", isolation="read_committed",
     )  # fmt: skip
     assert limited.trigger == Trigger(1000, 1 << 20, 10, 300.0)
-    assert limited.trigger.is_limited
     assert limited.group == "etl"
     for text, seconds in (("250ms", 0.25), ("30 seconds", 30), ("1 hour", 3600), ("2min", 120), ("7S", 7)):
         assert parsed(minOffsetsPerTrigger=1, maxTriggerDelay=text).trigger.max_delay_s == seconds
@@ -136,7 +134,7 @@ def test_offsets_of_something_else_are_refused(change: dict[str, Any], message: 
 # --- how much one batch reads ------------------------------------------------------------------------
 
 
-class Batches:
+class Batches(Backlog):
     """A backlog in memory: batches of the log as (length, number of records)."""
 
     def __init__(self, batches: list[tuple[int, int]], start: int = 0) -> None:
@@ -259,7 +257,7 @@ def test_backlog_of_a_log_is_counted_by_headers(tmp_path: Path, seed: int) -> No
         mark = log.mark()
         for _ in range(200):
             low, high = sorted(random.sample(range(len(places)), 2))
-            backlog = LogBacklog(log, mark, places[low], places[high])
+            backlog = Backlog(log, mark, places[low], places[high])
             count = random.randint(1, len(places))
             taken = min(count, high - low)
             assert backlog.skip(places[low], count) == (places[low + taken], taken)

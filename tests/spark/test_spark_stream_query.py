@@ -94,7 +94,7 @@ def test_available_now_of_a_new_query_from_the_end_ends_at_once(path: Path) -> N
 def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loglib.spark.subscription.LOOK_S", 0)
+    monkeypatch.setattr("loglib.spark.positions.LOOK_S", 0)
     query = Query(path.parent, subscribePattern="t.*")
     query.run()
     Topic.add_partitions(path, 4)
@@ -183,7 +183,7 @@ def test_small_batches_wait_for_more_records(path: Path) -> None:
 
 def test_records_wait_no_longer_than_the_delay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("loglib.spark.micro_batch.time.monotonic", lambda: now)
+    monkeypatch.setattr("loglib.spark.micro_batch.monotonic", lambda: now)
     query = Query(path, minOffsetsPerTrigger=10, maxTriggerDelay="60s")
     query.run()
     now += 1000
@@ -245,7 +245,7 @@ def test_initial_offset_is_not_read_from_the_log(path: Path) -> None:
 def test_every_record_comes_once_and_in_order_whatever_happens(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loglib.spark.subscription.LOOK_S", 0)
+    monkeypatch.setattr("loglib.spark.positions.LOOK_S", 0)
     random = Random(seed)
     path = random_topic(tmp_path / "topic", seed, batches=random.choice((1, 20)))
     partitions = 2
@@ -286,7 +286,7 @@ def test_every_record_comes_once_and_in_order_whatever_happens(
 def test_query_keeps_up_with_a_writer_that_rolls_and_drops(
     tmp_path: Path, retain_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loglib.spark.subscription.LOOK_S", 0.05)
+    monkeypatch.setattr("loglib.spark.positions.LOOK_S", 0.05)
     counts = [0, 0]
 
     def write() -> None:
@@ -412,4 +412,4 @@ def test_stop_closes_the_logs(path: Path) -> None:
     query = Query(path)
     query.run()
     query.reader.stop()
-    assert not query.reader._follower._live._logs
+    assert not query.reader._follower._subscription._logs

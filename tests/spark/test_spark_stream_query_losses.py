@@ -81,7 +81,7 @@ def test_retention_that_overtakes_a_planned_batch_is_an_error(rolling: Path) -> 
 def test_topic_that_is_deleted_or_made_again_is_an_error(
     path: Path, restarted: bool, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loglib.spark.subscription.LOOK_S", 0)
+    monkeypatch.setattr("loglib.spark.positions.LOOK_S", 0)
     random_topic(path.parent / "other", seed=1)
     query = Query(path.parent, startingOffsets="earliest", maxOffsetsPerTrigger=60)
     query.trigger()
@@ -105,7 +105,7 @@ def test_topic_that_is_deleted_or_made_again_is_an_error(
 
 
 def test_only_topic_deleted_under_a_running_query(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loglib.spark.subscription.LOOK_S", 0)
+    monkeypatch.setattr("loglib.spark.positions.LOOK_S", 0)
     strict, lenient = Query(path), Query(path, failOnDataLoss=False)
     strict.run()
     lenient.run()
@@ -146,7 +146,7 @@ def test_log_restored_from_before_is_an_error(path: Path, grown: bool, restarted
     message = "has grown again with other records" if grown else "the query has read up to offset .* cut or restored"
     if not restarted:
         os.utime(path)
-        for log in query.reader._follower._live._logs.values():
+        for log in query.reader._follower._subscription._logs.values():
             log._look_at = 0.0  # a second later
     with pytest.raises(LogError, match=message):
         query.trigger()

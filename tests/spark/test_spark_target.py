@@ -23,11 +23,13 @@ from pyspark.sql.types import (
 from conftest import NOW, QUIET
 from loglib import LogError, testing
 from loglib.append.partitioner import by_crc32
+from loglib.spark.commit import Staging
 from loglib.spark.partition_rows import RowPartitioner
 from loglib.spark.sink import BatchWriter, Message, StreamWriter
 from loglib.spark.sink_target import Target, TargetTopic, parse
-from loglib.spark.stage import StagedSection, TaskStage
+from loglib.spark.stage import TaskStage
 from loglib.system.files import REAL
+from loglib.transactions.manifest import Section
 
 TEXT, BINARY = StringType(), BinaryType()
 HEADERS = ArrayType(StructType([StructField("key", TEXT), StructField("value", BINARY)]))
@@ -238,12 +240,12 @@ def test_task_knows_its_query_from_local_properties(path: Path, monkeypatch: pyt
 
 def test_tasks_of_another_batch_are_refused(path: Path) -> None:
     writer = StreamWriter({"path": str(path)}, VALUE)
-    right = Message(0, "a", (), b"", "query", 3, "run", {})
+    right = Message(0, Staging("a", (), b""), "query", 3, "run")
     for wrong in (
-        Message(0, "a", (), b"", "query", 2, "run", {}),
-        Message(0, "a", (), b"", None, 3, "run", {}),
-        Message(0, "a", (), b"", "query", 3, None, {}),
-        Message(0, "a", (), b"", "query", 3, "other run", {}),
+        Message(0, Staging("a", (), b""), "query", 2, "run"),
+        Message(0, Staging("a", (), b""), None, 3, "run"),
+        Message(0, Staging("a", (), b""), "query", 3, None),
+        Message(0, Staging("a", (), b""), "query", 3, "other run"),
     ):
         with pytest.raises(LogError, match="the tasks of batch 3 say that they are of batch"):
             writer.commit([right, wrong] if wrong.run == "other run" else [wrong], 3)
@@ -255,8 +257,8 @@ def test_tasks_of_another_batch_are_refused(path: Path) -> None:
 
 def test_app_of_a_batch_write_is_the_option_and_the_topic_or_random(path: Path) -> None:
     options = {"path": str(path), "txnAppId": "etl", "txnVersion": "7"}
-    section = StagedSection(str(path), bytes(range(16)), 0, "", 0, 1, 1)
-    inside = Message(0, "a", (section,), b"", "query", 3, "run", {})
+    section = Section(str(path), bytes(range(16)), 0, "", 0, 1, 1)
+    inside = Message(0, Staging("a", (section,), b""), "query", 3, "run")
     found = BatchWriter(options, VALUE)._write([inside])
     app = f"etl/{bytes(range(16)).hex()}"
     assert (found.app, found.version, found.source, found.is_new, found.batch) == (app, 7, "query", False, 3)
@@ -278,7 +280,7 @@ def test_writer_is_sent_with_an_absolute_path(path: Path, monkeypatch: pytest.Mo
     rebuild, arguments = writer.__reduce__()
     rows = pa.RecordBatch.from_pydict({"value": pa.array([b"a"])})
     message = rebuild(*arguments).write(iter([rows]))
-    assert [each.topic_path for each in message.sections] == [str(path)]
+    assert [each.topic for each in message.staging.sections] == [str(path)]
     assert (message.query, message.task) == (None, 0)
 
 

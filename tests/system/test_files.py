@@ -17,6 +17,7 @@ from conftest import open_files, records_of, run_python
 from loglib import CorruptLogError, LogError, StorageIOError, testing
 from loglib.log import catalog
 from loglib.system import files as module
+from loglib.system import system_calls
 from loglib.system.directory import Directory
 from loglib.system.files import REAL, Files
 from loglib.testing import Call, FaultyFiles, RecordingFiles, ShortWrites, WatchedFiles
@@ -449,7 +450,7 @@ LACKS = [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP]
 
 
 @pytest.mark.parametrize("number", [*LACKS, errno.ENOLCK, errno.EBADF])
-def test_a_file_system_without_locks_is_told_in_words(number: int, tmp_path: Path) -> None:
+def test_a_file_system_without_locks_is_reported_with_the_reason(number: int, tmp_path: Path) -> None:
     files = LackingFiles("flock", number)
     with pytest.raises(StorageIOError, match="0000: .* while locking it: this file system has no flock.* local disk"):
         testing.open_topic(tmp_path / "t", files=files)
@@ -468,7 +469,7 @@ def test_another_error_of_a_lock_stays_as_it_is(file: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [*LACKS, errno.EPERM])
-def test_a_file_system_without_hard_links_is_told_in_words(number: int, file: Path) -> None:
+def test_a_file_system_without_hard_links_is_reported_with_the_reason(number: int, file: Path) -> None:
     files = LackingFiles("link", number)
     with pytest.raises(StorageIOError, match="has no hard links, or forbids them here"):
         files.link_name(str(file), str(file) + ".other")
@@ -487,7 +488,7 @@ def test_a_second_name_that_is_taken_is_the_systems_error_with_both_paths(file: 
 def test_a_file_system_that_cannot_sync_a_directory_is_used_and_told_once(
     number: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module._told.clear()
+    module._logged.clear()
     files = LackingFiles("fsync", number)
     with testing.open_topic(tmp_path / "t", partitions=2, files=files) as topic:
         topic.append(b"one", sync=True)
@@ -506,7 +507,7 @@ def test_a_directory_whose_sync_fails_is_an_error_with_its_path(tmp_path: Path) 
 def test_a_file_system_with_permissions_of_its_own_is_used_and_told_once(
     number: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module._told.clear()
+    module._logged.clear()
     files = LackingFiles("fchmod", number)
     (tmp_path / "a").mkdir()
     for name in ("one", "two"):
@@ -541,7 +542,7 @@ def test_a_file_that_cannot_be_synced_alone_is_synced_as_a_whole(
 
 def test_a_call_that_the_interpreter_lacks_is_one_that_the_system_lacks(file: Path, tmp_path: Path) -> None:
     files = Files()
-    files.copy_file_range = module._lacking
+    files.copy_file_range = system_calls._lacking
     source, target = files.open_read(str(file)), files.create(str(tmp_path / "target"), 0o600)
     files.write_all(target, [b"before"], 0)
     files.share_range(target, target, start=0, end=6, at=6)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from loglib.system.files import SYSTEM_CALLS, Files
+from loglib.system.files import Files
 from loglib.system.files_wrapper import FilesWrapper
+from loglib.system.system_calls import SYSTEM_CALLS
 
 
 class Inner(Files):

@@ -275,7 +275,7 @@ def test_observer_without_reports_counts_everything_as_changed(
     naps = []
     for _ in range(40):
         naps.append(observer._nap)
-        monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+        monkeypatch.setattr(notify, "monotonic", lambda: 0.0)
         observer._woken_at = 0.0
         observer.wait(0.0 if len(naps) > 3 else None)
         assert observer.changed() == {"it": set(), "all": set()}
@@ -298,7 +298,7 @@ def test_observer_without_reports_sleeps_longer_the_longer_a_look_takes(monkeypa
 
     observer._poll = Poll()  # type: ignore[assignment]
     now = iter([10.0, 10.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(notify, "monotonic", lambda: next(now))
     observer._woken_at = 9.5
     observer.wait(None)
     assert slept == [0.5 * notify._NAP_PER_LOOK * 1000]

@@ -165,7 +165,7 @@ def test_exit_function_is_registered_with_multiprocessing_once(
     open_topic: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(process.at_exit, "_told", set())
+    monkeypatch.setattr(process.at_exit, "_registered", set())
     util = multiprocessing.util
     monkeypatch.setattr(util, "Finalize", lambda *what, exitpriority: told.append((*what, exitpriority)))
     monkeypatch.setattr(process, "_POOLS", ("multiprocessing.util",))

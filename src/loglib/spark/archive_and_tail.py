@@ -1,7 +1,7 @@
 """Archive and tail: the archived past and the live tail of a topic as one table.
 
-Invariant: each record is there once. Below the end of the archive the rows come from its files, which Spark reads by
-itself, and prunes and filters; the rest comes from the log, from exactly that offset. Both parts are fixed when the
+Invariant: the table has each record once. The rows below the end of the archive come from its files, with Spark's own
+reader, which prunes and filters; the rest comes from the log, from exactly that offset. Both parts are fixed when the
 table is made: later records are not in it. If retention drops a part of the tail meanwhile, the query fails.
 
 Processes: the user's driver.
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Backfill", "past_and_tail"]
 
-_PATTERN = re.compile(r"([\\*?\[\]{},])")  # what Spark takes for a pattern in a path
+_PATTERN = re.compile(r"([\\*?\[\]{},])")  # letters that make a path a pattern for Spark
 
 
 class Backfill(NamedTuple):
-    """A table of all records up to now, and where what comes later begins."""
+    """A table of all records up to now, and the offsets where later records begin."""
 
     table: DataFrame
-    ends: dict[int, int]  # of each partition: the offset where a stream goes on
+    ends: dict[int, int]  # the offset of each partition where a stream continues
 
 
 def past_and_tail(
@@ -87,7 +87,7 @@ def past_and_tail(
 
 
 def _place_of(archive: str | os.PathLike[str]) -> str | None:
-    """The place of `loglib.tier` that is meant; None if it is an archive of Parquet files."""
+    """The path or URI, if `loglib.tier` writes there; None for an archive of Parquet files."""
     path = os.fspath(archive)
     if is_in_a_store(path):
         raise ValueError(
@@ -100,7 +100,7 @@ def _place_of(archive: str | os.PathLike[str]) -> str | None:
 def _segments_and_tail(
     spark: SparkSession, topic_path: str, place: str, *, start: StartLike, end: StartLike, columns: Iterable[str] | None
 ) -> Backfill:
-    """The same with uploaded segments: all that the place has comes from there, and the rest from the directory."""
+    """As `past_and_tail`, with uploaded segments: all records that the place has come from there."""
     tiered = Tier(REAL, place).tiered
     with Topic.open(topic_path, mode="r", tier=place) as topic:
         if isinstance(end, Mapping):  # other partitions are read to their ends
@@ -126,19 +126,19 @@ def _segments_and_tail(
 
 
 def _bounds(ranges: Mapping[int, tuple[int, int]], nothing: Mapping[int, int]) -> dict[str, str]:
-    """The options for these ranges. An empty one is at an offset that is there in any case."""
+    """The options for these ranges. For an empty range, `nothing` has an offset that exists in any case."""
     starts = {number: first if first < last else nothing[number] for number, (first, last) in ranges.items()}
     ends = {number: last if first < last else nothing[number] for number, (first, last) in ranges.items()}
     return {"start": as_option(starts), "end": as_option(ends)}
 
 
 def _as_path(path: str) -> str:
-    """The path of a local file as Spark reads it, whatever the session's own file system is."""
+    """The path of a local file for Spark, whatever the session's default file system is."""
     return "file://" + _PATTERN.sub(r"\\\1", path)
 
 
 def _within(past: ArchiveReader, ranges: Iterable[Range]) -> str:
-    """A condition for the rows of the files that are wanted; files that are wanted whole need none."""
+    """The condition for the wanted rows of the files; files that are wanted as a whole need none."""
     parts = ["true"]
     for each in ranges:
         files = past.files(each)

@@ -1,6 +1,6 @@
 """Columns: the names and types of the columns of a query, for Spark and for Arrow.
 
-Invariant: an Arrow schema made here equals Spark's own translation of the Spark schema, in names, order,
+Invariant: an Arrow schema that is made here equals Spark's translation of the Spark schema, in names, order,
 types and nullability. Spark checks the schema of the first batch and trusts the other batches.
 
     name           type                               content
@@ -14,7 +14,7 @@ types and nullability. Spark checks the schema of the first batch and trusts the
     headers        array<struct<key string,           null if there are none; by default only
                      value binary>>                   with includeHeaders
 
-Names are compared without regard to case, as Spark does, and a column is named as the user wrote it.
+Case does not matter in names, as in Spark, and a column has its name as the user wrote it.
 
 Processes: pure; driver and executors.
 """
@@ -22,7 +22,6 @@ Processes: pure; driver and executors.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -37,39 +36,30 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from .options import Options
+from .options import Options, nearest
 
 __all__ = ["arrow_schema", "default_schema", "known_name"]
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-_TYPES: dict[str, DataType] = {
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "timestamp": TimestampType(),
-    "timestampType": IntegerType(),
-    "headers": _HEADERS,
-}
-_ARROW: dict[str, pa.DataType] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestampType": pa.int32(),
-    "headers": pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+_ARROW_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+_TYPES: dict[str, tuple[DataType, pa.DataType]] = {
+    "key": (BinaryType(), pa.binary()),
+    "value": (BinaryType(), pa.binary()),
+    "topic": (StringType(), pa.string()),
+    "partition": (IntegerType(), pa.int32()),
+    "offset": (LongType(), pa.int64()),
+    "timestamp": (TimestampType(), pa.timestamp("us", tz="UTC")),
+    "timestampType": (IntegerType(), pa.int32()),
+    "headers": (_HEADERS, _ARROW_HEADERS),
 }
 _FOLDED = {name.lower(): name for name in _TYPES}
 _MAY_BE_TEXT = ("key", "value")
 
 
 def default_schema(options: Options) -> StructType:
-    """The schema of a query without a schema: the option `columns`, or Kafka's schema."""
+    """The schema of a query whose user gives none: the option `columns`, or Kafka's schema."""
     names: Iterable[str] = options.columns or [name for name in _TYPES if name != "headers" or options.include_headers]
-    return StructType([StructField(name, _TYPES[known_name(name)]) for name in names])
+    return StructType([StructField(name, _TYPES[known_name(name)][0]) for name in names])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -85,18 +75,17 @@ def _arrow_field(field: StructField) -> pa.Field:
     name = known_name(field.name)
     if isinstance(field.dataType, StringType) and name in _MAY_BE_TEXT:
         return pa.field(field.name, pa.string(), nullable=field.nullable)
-    if field.dataType != _TYPES[name]:
+    spark_type, arrow_type = _TYPES[name]
+    if field.dataType != spark_type:
         other = " or string" if name in _MAY_BE_TEXT else ""
-        has = f"{_TYPES[name].simpleString()}{other}"
+        has = f"{spark_type.simpleString()}{other}"
         raise ValueError(f"column {field.name} is {has}, not {field.dataType.simpleString()}; cast it in the query")
-    return pa.field(field.name, _ARROW[name], nullable=field.nullable)
+    return pa.field(field.name, arrow_type, nullable=field.nullable)
 
 
 def known_name(name: str) -> str:
-    """The name of the column as in the table above; `ValueError` if there is no such column."""
+    """The name of the column as in the table above. `ValueError` if there is no such column."""
     known = _FOLDED.get(name.lower())
     if known is None:
-        nearest = get_close_matches(name.lower(), _FOLDED, n=1)
-        hint = f"did you mean {_FOLDED[nearest[0]]}?" if nearest else f"there are {', '.join(_TYPES)}"
-        raise ValueError(f"no column {name}; {hint}")
+        raise ValueError(f"no column {name}; {nearest(name.lower(), _FOLDED)}")
     return known

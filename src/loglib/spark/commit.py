@@ -1,11 +1,11 @@
-"""Commit: how what the tasks of a write have staged becomes visible, once, or is removed.
+"""Commit: the staged records of a write's tasks become visible, once, or are removed.
 
 Invariant: the commit point is one `link` in the store of the topics. Before it, an error means that nothing is
-committed. After it, nothing raises: Spark would fail the write, and somebody would repeat it. What is committed and not
-yet applied is applied by the next commit, or by whoever opens the topic for writing.
+committed. After it, nothing raises: Spark would fail the write, and somebody would repeat it. A committed version that
+is not yet applied is applied by the next commit, or by the next writer of the topic.
 
-Spark calls `abort` when a commit has raised, also if that commit goes on in another process. So `abort` first fences
-the owner, and then looks whether the version is committed. If it is, nothing is removed.
+Spark calls `abort` when a commit has raised, even if that commit still runs in another process. So `abort` first fences
+the owner, and then checks if the version is committed. If it is, nothing is removed.
 
 Processes: the driver's host, in processes of Spark that plan.
 """
@@ -33,7 +33,7 @@ from ..transactions.state import Intent
 from ..transactions.store import Store, find_store
 from .repetition import Write, check_repetition, owner_after_abort, tell
 from .sink_target import find_place
-from .stage import NAME, StagedSection
+from .stage import NAME
 
 __all__ = ["Outcome", "Staging", "Write", "abort", "commit"]
 
@@ -45,25 +45,25 @@ _IN_MANIFEST_BYTES = 4 << 20
 
 
 class Staging(NamedTuple):
-    """What one task has staged."""
+    """The staged records of one task."""
 
     attempt: str
-    sections: tuple[StagedSection, ...]
+    sections: tuple[Section, ...]  # with absolute paths of their topics
     frames: bytes
     rows: Mapping[str, int] = MappingProxyType({})  # by path of the topic
 
 
 class Outcome(NamedTuple):
-    """What became of a commit."""
+    """The result of a commit."""
 
-    repeated: bool  # the version was committed before, and this time everything was dropped
+    repeated: bool  # the version was committed before, and all rows were dropped this time
 
 
 def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> Outcome | None:
-    """Commit what the tasks have staged, in their order; None if it is nothing.
+    """Commit the staged records of the tasks, in the order of the tasks; None if there are none.
 
-    Raises the errors that forbid the commit; then nothing is committed. `StorageIOError` means that it is in doubt.
-    A version that was committed before is dropped, and this is told; see repetition.py.
+    Raises the errors that forbid the commit; then nothing is committed. After `StorageIOError` the commit is in doubt.
+    A version that was committed before is dropped and reported (repetition.py).
     """
     topics = _topics(staged)
     if not topics:
@@ -103,8 +103,11 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
 
 
 def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bool:
-    """Remove what is staged, unless it is committed. True if it is removed. An error is a warning: a later commit
-    removes what stays, when it is a day old. A write that may not be committed fences nobody."""
+    """Remove the staged records, unless they are committed. True if they are removed.
+
+    An error is a warning: a later commit removes the rest, when it is a day old. A write that may not be committed
+    fences nobody.
+    """
     topics = _topics(staged)
     if not topics:
         return True
@@ -119,7 +122,7 @@ def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bo
             logger.warning("version %d of %s is committed in %s", write.version, write.app, store.path)
             return False
         for each in staged:
-            for path in {section.topic_path for section in each.sections if section.file}:
+            for path in {section.topic for section in each.sections if section.file}:
                 remove_attempt(files, path, each.attempt)
     except (LogError, OSError) as error:
         logger.warning("what version %d of %s has staged is not removed now: %s", write.version, write.app, error)
@@ -129,7 +132,7 @@ def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bo
 
 def _topics(staged: Iterable[Staging]) -> dict[str, bytes]:
     """The id of each topic, by path."""
-    return {section.topic_path: section.log_id for each in staged for section in each.sections}
+    return {section.topic: section.log_id for each in staged for section in each.sections}
 
 
 def _rows(staged: Iterable[Staging]) -> Counter[str]:
@@ -162,10 +165,10 @@ class _Parked:
         self.attempt = files.random_bytes(16).hex()
         self._files = files
 
-    def park(self, sections: Sequence[StagedSection], frames: bytes) -> list[StagedSection]:
+    def park(self, sections: Sequence[Section], frames: bytes) -> list[Section]:
         """Write the sections of one message's frames to files. Synced."""
-        moved: list[StagedSection] = []
-        for path in sorted({each.topic_path for each in sections}):
+        moved: list[Section] = []
+        for path in sorted({each.topic for each in sections}):
             directory = directory_of(path, self.attempt)
             permissions = find_place(path).config.permissions
             self._files.make_directories(directory, permissions)
@@ -177,7 +180,7 @@ class _Parked:
                 self._files.close(fd)
             sync_names(self._files, path, self.attempt)
             name = os.path.join(STAGING, self.attempt, NAME)
-            moved += [each._replace(file=name) for each in sections if each.topic_path == path]
+            moved += [each._replace(file=name) for each in sections if each.topic == path]
         return moved
 
 
@@ -192,22 +195,16 @@ def _listed(store: Store, staged: Sequence[Staging], parked: _Parked) -> tuple[t
     frames = b"".join(joined)
     if len(frames) > _IN_MANIFEST_BYTES:
         small = [one for one in found if not one.file]
-        moved = {(one.topic_path, one.at): one for one in parked.park(small, frames)}
-        found = [one if one.file else moved[one.topic_path, one.at] for one in found]
+        moved = {(one.topic, one.at): one for one in parked.park(small, frames)}
+        found = [one if one.file else moved[one.topic, one.at] for one in found]
         frames = b""
     parent = os.path.dirname(store.path)
-    sections = tuple(
-        Section(
-            os.path.relpath(one.topic_path, parent), one.log_id, one.partition, one.file, one.at, one.size_bytes,
-            one.batches, one.is_segment,
-        )
-        for one in found
-    )  # fmt: skip
+    sections = tuple(one._replace(topic=os.path.relpath(one.topic, parent)) for one in found)
     return sections, frames
 
 
 def _check_files(files: Files, store: Store, sections: Iterable[Section]) -> None:
-    """Refuse to commit what this host does not see, or what is too short."""
+    """`LogError` if this host does not see a staged file, and `CorruptLogError` if a file is too short."""
     ends: dict[str, int] = {}  # by path, what the file must have
     for each in sections:
         if each.file:

@@ -1,16 +1,16 @@
-"""Copied mark: how far a copy of a partition's files, in an object store, may be read.
+"""Copied mark: the readable range of a copy of a partition's files in an object store.
 
-Invariant: nothing is read that the copied watermark does not vouch for. Without a watermark, the last segment
+Invariant: only records below the flushed end of the copied watermark are read. Without a watermark, the last segment
 counts as open and is not read: only the header of a later segment proves that a segment is sealed, and so flushed.
 Records of a transaction that was not done when the copy was made are not read in either case.
 
-A copy may keep segments that retention has dropped from the log since. They are read too. The segments of a copy
-must follow each other without a gap; a gap, or an object of another size, is damage.
+Segments that retention has dropped from the log since are read too. The segments of a copy must follow each other
+without a gap; a gap, or an object of another size, is damage.
 
     copied                                              read
     watermark, and segments up to it                    up to the watermark
-    watermark, and segments that end before it          `CorruptLogError`; with onGap=skip what is there
-    watermark, and not the first segment that it names  `CorruptLogError`; with failOnDataLoss=false what is there
+    watermark, and segments that end before it          `CorruptLogError`; with onGap=skip the segments
+    watermark, and not the first segment that it names  `CorruptLogError`; with failOnDataLoss=false the segments
     no watermark                                        all segments but the last one
 
 Processes: driver.
@@ -35,7 +35,7 @@ logger = logging.getLogger("loglib")
 
 
 def mark_of_archive(log: Log, *, skip_damage: bool, fail_on_data_loss: bool) -> Mark:
-    """The ends of what may be read of the copy."""
+    """The mark with the start and the end of the readable range of the copy."""
     segments = list_segments(log.files, log.directory)
     if not segments:
         raise CorruptLogError(log.directory, 0, "no segment", "at least one: a partition is made with one")
@@ -52,7 +52,7 @@ def mark_of_archive(log: Log, *, skip_damage: bool, fail_on_data_loss: bool) -> 
 
 
 def _check_sizes(directory: str, segments: Mapping[int, int]) -> None:
-    """Each segment but the last ends where the next one begins."""
+    """`CorruptLogError` unless each segment but the last ends where the next one begins."""
     for (base, size), (following, _) in pairwise(segments.items()):
         end = base + size - HEADER_BYTES
         if end < following:

@@ -5,42 +5,98 @@ in bytes has whole batches of the log: up to the limit, or one batch that is lar
 never empty. Every partition with a backlog gets a part of each batch, or is the first to get one in its turn, so none
 waits for ever. The parts are in proportion to the bytes of the backlogs, because these are known without reading.
 
+Every offset that this module returns is a record's offset or the end of a batch. After the last record of a batch it
+is the end of the batch, so a stream that has read everything is at the log's end. Records are counted by headers, and
+only those of the counted batches are read.
+
 With a minimum (`minOffsetsPerTrigger`, `maxTriggerDelay`) a record waits for others for `maxTriggerDelay` at most,
-from the moment when the stream has first seen it. Each header is read once while records wait, however often Spark
+from the moment when the stream first sees it. Each header is read once while records wait, however often Spark
 asks.
 
-Processes: driver; one thread.
+Processes: driver; one thread. It reads files and writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from ..errors import CorruptLogError
+from ..format.watermark import Mark
 from ..groups import TopicPartition
-from .backlog import LogBacklog
+from ..log.log import Log
 
 __all__ = ["Backlog", "Minimum", "most_bytes", "most_records", "shares"]
 
 
-class Backlog(Protocol):
-    """The records of one partition that were not read yet, [start, end)."""
+class Backlog:
+    """The records [start, end) of one partition that a stream has not read yet.
 
-    start: int
-    end: int
+    With `skip_damage` a damaged header has no records, and a batch whose body is damaged counts with the records that
+    its header states. The methods raise `OffsetOutOfRangeError` if retention drops the records meanwhile.
+    """
+
+    def __init__(self, log: Log, mark: Mark, start: int, end: int, *, skip_damage: bool = False) -> None:
+        self._log = log
+        self._mark = mark
+        self._skip_damage = skip_damage
+        self.start = start
+        self.end = end
 
     def skip(self, offset: int, count: int) -> tuple[int, int]:
         """The offset `count` records after `offset`, or the end; and the number of records between."""
+        found = 0
+        for records, next_offset in self._runs(offset):
+            first, stop = max(offset, records.start), min(records.stop, self.end)
+            taken = min(max(stop - first, 0), count - found)
+            found += taken
+            offset = first + taken if first + taken < records.stop else min(next_offset, self.end)
+            if found == count or offset >= self.end:
+                break
+        return offset, found
 
     def whole_batches(self, offset: int, limit: int) -> int:
-        """The last offset up to `limit` at which a batch of the log ends; `offset` if no batch ends before `limit`."""
+        """The last end of a batch of the log up to `limit`; `offset` if no batch ends between them."""
+        if limit >= self.end:
+            return self.end
+        try:
+            return max(offset, self._log.header_around(limit, self._mark).base_offset)
+        except CorruptLogError:
+            if not self._skip_damage:
+                raise
+            return offset
 
     def next_batch(self, offset: int) -> int:
         """The end of the batch that holds `offset`."""
+        try:
+            return min(self.end, self._log.header_around(offset, self._mark).next_offset)
+        except CorruptLogError:
+            if not self._skip_damage:
+                raise
+            return min(self.end, self._log.after_damage(offset, self._mark.flushed_end))
+
+    def _runs(self, offset: int) -> Iterator[tuple[range, int]]:
+        """The records of each batch, and the base offset of the next one, from the batch that holds `offset` on.
+
+        Skipped damage is a run without records.
+        """
+        log, mark = self._log, self._mark
+        position = log.batch_base(offset, mark, past_damage=self._skip_damage)
+        while position < self.end:
+            try:
+                for header in log.headers(position, self.end, mark):
+                    yield header.offsets, header.next_offset
+                    position = header.next_offset
+            except CorruptLogError:
+                if not self._skip_damage:
+                    raise
+                after = log.after_damage(position, mark.flushed_end)
+                yield range(position, position), after
+                position = after
 
 
 def most_records(backlogs: Sequence[Backlog], count: int, *, turn: int) -> list[int]:
-    """Where a batch of at most `count` records ends in each partition."""
+    """The end of a batch of at most `count` records in each partition."""
     ends = [each.start for each in backlogs]
     while count:
         remaining = [each.end - end for each, end in zip(backlogs, ends, strict=True)]
@@ -54,7 +110,7 @@ def most_records(backlogs: Sequence[Backlog], count: int, *, turn: int) -> list[
 
 
 def most_bytes(backlogs: Sequence[Backlog], limit: int, *, turn: int) -> list[int]:
-    """Where a batch of at most `limit` bytes ends in each partition. It has at least one batch of the log."""
+    """The end of a batch of at most `limit` bytes in each partition. It has at least one batch of the log."""
     ends = [each.start for each in backlogs]
     remaining = [each.end - each.start for each in backlogs]
     if sum(remaining) <= limit:
@@ -72,7 +128,7 @@ def most_bytes(backlogs: Sequence[Backlog], limit: int, *, turn: int) -> list[in
 def shares(weights: Sequence[int], total: int, *, turn: int) -> list[int]:
     """`total` in whole parts, in proportion to the weights. No part is above its weight.
 
-    Each weight above 0 gets at least 1, as far as the total goes. What is left by rounding goes by turns.
+    Each weight above 0 gets at least 1, until the total is used up. The rest from rounding is given out by turns.
     """
     if total >= sum(weights):
         return list(weights)
@@ -97,7 +153,7 @@ def _in_turn(count: int, turn: int) -> list[int]:
 
 
 class _Count(NamedTuple):
-    """[start, end) of a partition has so many records."""
+    """The number of records in [start, end) of a partition."""
 
     start: int
     end: int
@@ -112,9 +168,9 @@ class Minimum:
         self._waiting_since: float | None = None
 
     def is_reached(
-        self, backlogs: Mapping[TopicPartition, LogBacklog], least: int, *, max_delay_s: float, now: float
+        self, backlogs: Mapping[TopicPartition, Backlog], least: int, *, max_delay_s: float, now: float
     ) -> bool:
-        """Whether there are `least` records, or a record has waited for `max_delay_s`."""
+        """True if there are `least` records, or a record has waited for `max_delay_s`."""
         count = 0
         for key, backlog in backlogs.items():
             count += self._count(key, backlog, least - count)
@@ -128,8 +184,8 @@ class Minimum:
         self._waiting_since = None
         return True
 
-    def _count(self, key: TopicPartition, backlog: LogBacklog, enough: int) -> int:
-        """The partition's records, or at least `enough` of them."""
+    def _count(self, key: TopicPartition, backlog: Backlog, enough: int) -> int:
+        """The number of the partition's records; it may be too low if it is at least `enough`."""
         known = self._counts.get(key)
         if known is None or known.start != backlog.start or known.end > backlog.end:
             known = _Count(backlog.start, backlog.start, 0)

@@ -1,4 +1,4 @@
-"""Map batches: answers from a topic that do not pass each record through the JVM.
+"""Map batches: results from a topic whose records do not pass through the JVM.
 
 Invariant: the range of records is chosen as for `read`, when the function is called. `counts` reads batch headers in
 the driver's process, and no batch body. `map_batches` plans there as the data source does, and calls the user's
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["counts", "map_batches"]
 
-# A task reads this in 0.2 s, and costs Spark 50 ms of CPU. What goes through the JVM takes five times as long to read.
+# A task reads this in 0.2 s, and costs Spark 50 ms of CPU. Records that pass through the JVM take five times as long.
 _TASK_BYTES = "512m"
 
 
@@ -64,10 +64,10 @@ def map_batches(
     columns: Iterable[str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """A DataFrame of what `fn` makes of the topic's records. Only its results pass through the JVM.
+    """A DataFrame of the results of `fn` for the topic's records. Only the results pass through the JVM.
 
     Spark calls `fn` once per task with an iterator of the task's Arrow batches, as `DataFrame.mapInArrow` does. It
-    gives batches of `schema`. A task reads a range of one partition, or several ranges of small partitions, one after
+    returns batches of `schema`. A task reads a range of one partition, or several ranges of small partitions, one after
     the other. So `fn` may filter, convert, or make partial sums, which Spark adds up.
 
     `start` and `end` are as in `Topic.read`. `columns` are all but `headers` by default. `options` are further options
@@ -92,12 +92,12 @@ def map_batches(
 
 
 def _count(range_: Range) -> int:
-    from .ranges import open_log, open_planned
+    from .ranges import open_range
 
     if not range_.size_bytes:
         return 0
     count, planned = 0, Mark.at_rest(0, 0, range_.flushed_end, range_.flushed_tail)
-    with closing(open_log(range_) if range_.storage.is_local else open_planned(range_)) as log:
+    with closing(open_range(range_)) as log:
         for header in log.headers(range_.start_position, range_.end_offset, planned):
             first, stop = header.offsets.start, header.offsets.stop
             count += max(0, min(stop, range_.end_offset) - max(first, range_.start_offset))

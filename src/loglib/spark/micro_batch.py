@@ -1,8 +1,8 @@
-"""Micro batch: what the next batch of a stream reads, and the ranges of a batch.
+"""Micro batch: the end of a stream's next batch, and the ranges of a batch.
 
-Invariant: without new records there is no new offset, so that Spark runs no batch. A batch has the same records when it
-is planned again, in this process or after a restart: everything that matters is in its end offset. Records that are
-gone by then are a loss (data_loss.py).
+Invariant: without new records there is no new offset, so Spark runs no batch. A batch has the same records when it
+is planned again, in this process or after a restart: all facts are in its end offset. Records that are gone by then
+are a loss (data_loss.py).
 
 Processes: driver, in the process that plans a query's batches; one thread.
 """
@@ -19,22 +19,21 @@ from ..format.watermark import Mark
 from ..groups import TopicPartition
 from ..log.lag import measure_lag
 from ..log.log import Log
-from ..system.clock import SYSTEM
-from .backlog import LogBacklog
+from ..system.clock import SYSTEM, monotonic
 from .data_loss import Losses
-from .limits import Minimum, most_bytes, most_records
+from .limits import Backlog, Minimum, most_bytes, most_records
 from .options import Options, Trigger
-from .plan import Range
-from .positions import StreamPosition, StreamPositions, is_known
-from .ranges import Part, data_end, range_between
+from .plan import Part, Range
+from .positions import StreamPosition, StreamPositions, Subscription
+from .ranges import data_end, range_between
 from .stream_offsets import Offsets, Span, by_topic, decode, encode
-from .subscription import Live
 
 __all__ = ["Follower"]
 
 Result = TypeVar("Result")
 Json = dict[str, Any]
 Ends = Mapping[TopicPartition, int]
+Positions = Mapping[TopicPartition, StreamPosition]
 
 _TRIES = 10  # retention may come in between a few times
 _LONG_LOOK_S = 0.002
@@ -47,25 +46,25 @@ class Follower:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._live = Live(options)
+        self._subscription = Subscription(options)
         self._losses = Losses(fail=options.fail_on_data_loss)
-        self._standings = StreamPositions(options, self._live, self._losses)
+        self._positions = StreamPositions(options, self._subscription, self._losses)
         self._minimum = Minimum()
-        self._standing: dict[TopicPartition, StreamPosition] = {}  # at the last look
+        self._last: Positions = {}  # at the last look
         self._report: Json = {}
         self._planned: Json = {}  # the last batch that was planned here
-        self._idle_at: Json = {}  # the offset after which the last look has found nothing, and what it looked at
+        self._idle_at: Json = {}  # the offset after which the last look found nothing, and the parts that it looked at
         self._idle_parts: Mapping[TopicPartition, Part] = {}
         self._idle_until = 0.0
         self._turn = 0  # which partition is first if not all can have a part of a batch
 
     def close(self) -> None:
-        self._live.close()
+        self._subscription.close()
 
     def stop_at_present_end(self) -> None:
         """Let the stream end where the logs end now (AvailableNow)."""
-        self._live.refresh()
-        self._steadily(self._standings.fix_targets)
+        self._subscription.refresh()
+        self._steadily(self._positions.fix_targets)
 
     # --- the next batch ----------------------------------------------------------------------------
 
@@ -75,7 +74,7 @@ class Follower:
         try:
             return self._steadily(lambda: self._latest(start, trigger))
         finally:
-            self._live.release_files()
+            self._subscription.release_files()
 
     def _latest(self, start: Json, trigger: Trigger) -> Json:
         if start == self._idle_at and self._is_as_before():
@@ -83,49 +82,49 @@ class Follower:
         self._idle_at = {}
         before = decode(start)
         if before is not None:
-            before = self._standings.present(before)
-        standing = self._standings.after(before)
-        ends = self._ends(standing, trigger, may_wait=before is not None)
-        self._standing = standing
-        self._report = _report(standing, ends, skip_damage=self._options.skip_damage)
-        if before is not None and not _has_news(before, standing, ends):
-            if all(each.start == each.end for each in standing.values()):
-                self._idle_at, self._idle_parts = start, self._live.parts()
+            before = self._positions.present(before)
+        positions = self._positions.after(before)
+        ends = self._ends(positions, trigger, may_wait=before is not None)
+        self._last = positions
+        self._report = _report(positions, ends, skip_damage=self._options.skip_damage)
+        if before is not None and not _has_news(before, positions, ends):
+            if all(each.start == each.end for each in positions.values()):
+                self._idle_at, self._idle_parts = start, self._subscription.parts()
             return start
-        spans = {key: self._standings.span(key, each, ends[key]) for key, each in standing.items()}
-        logs = {each.part.topic: each.part.log_id for each in standing.values()}
+        spans = {key: self._positions.span(each, ends[key]) for key, each in positions.items()}
+        logs = {each.part.topic: each.part.log_id for each in positions.values()}
         self._planned = encode(Offsets(logs, spans))
         self._turn += 1
         return self._planned
 
     def _is_as_before(self) -> bool:
-        """Whether nothing has changed since a look that found nothing new. Spark asks a hundred times a second.
+        """True if nothing has changed since a look that found nothing new. Spark asks a hundred times a second.
 
         If a look takes long, because there are hundreds of partitions, there are fewer looks.
         """
-        if time.monotonic() < self._idle_until:
+        if monotonic() < self._idle_until:
             return True
         begun = time.process_time()
-        same = self._live.parts() is self._idle_parts and all(
-            each.log.mark() == each.mark for each in self._standing.values()
+        same = self._subscription.parts() is self._idle_parts and all(
+            each.log.mark() == each.mark for each in self._last.values()
         )
         took = time.process_time() - begun
         if same and took > _LONG_LOOK_S:
-            self._idle_until = time.monotonic() + _REST * took
+            self._idle_until = monotonic() + _REST * took
         return same
 
-    def _ends(self, standing: Mapping[TopicPartition, StreamPosition], trigger: Trigger, *, may_wait: bool) -> Ends:
-        """Where the next batch ends in each partition."""
+    def _ends(self, positions: Positions, trigger: Trigger, *, may_wait: bool) -> Ends:
+        """The end of the next batch in each partition."""
         skip = self._options.skip_damage
         backlogs = {
-            key: LogBacklog(each.log, each.mark, each.start, each.end, skip_damage=skip)
-            for key, each in standing.items()
+            key: Backlog(each.log, each.mark, each.start, each.end, skip_damage=skip)
+            for key, each in positions.items()
         }
-        least = trigger.min_records if may_wait and not self._standings.has_targets else None
+        least = trigger.min_records if may_wait and not self._positions.has_targets else None
         if least is not None and not self._minimum.is_reached(
-            backlogs, least, max_delay_s=trigger.max_delay_s, now=time.monotonic()
+            backlogs, least, max_delay_s=trigger.max_delay_s, now=monotonic()
         ):
-            return {key: each.start for key, each in standing.items()}
+            return {key: each.start for key, each in positions.items()}
         in_order = list(backlogs.values())
         for limit, most in ((trigger.max_records, most_records), (trigger.max_bytes, most_bytes)):
             if limit is not None:
@@ -133,44 +132,44 @@ class Follower:
                     backlog.end = end
         return {key: backlog.end for key, backlog in backlogs.items()}
 
-    # --- what is known about the run -----------------------------------------------------------------
+    # --- the progress of the run --------------------------------------------------------------------
 
     def report(self) -> Json:
-        """The log's end, and how far the batch that was planned last is behind it: for the query's progress."""
+        """The log's end, and the lag of the batch that was planned last: for the query's progress."""
         return self._report
 
-    def positions(self) -> dict[str, dict[int, int]]:
-        """The offset to read next, by topic's path and partition. The query has handled everything below."""
+    def next_offsets(self) -> dict[str, dict[int, int]]:
+        """The offset to read next, by topic's path and partition. The query has handled all records below it."""
         found: dict[str, dict[int, int]] = {}
-        for key, each in self._standing.items():
+        for key, each in self._last.items():
             found.setdefault(each.part.path, {})[key.partition] = each.start
         return found
 
     # --- the ranges of a batch -----------------------------------------------------------------------
 
     def ranges(self, end: Json) -> list[Range]:
-        """What the batch reads that ends there. It may have been planned before a restart."""
+        """The ranges of the batch that ends at `end`. It may have been planned before a restart."""
         offsets = decode(end)
         if offsets is None:
             return []
         try:
             return self._steadily(lambda: list(self._ranges(offsets, again=end != self._planned)))
         finally:
-            self._live.release_files()
+            self._subscription.release_files()
 
     def _ranges(self, offsets: Offsets, *, again: bool) -> Iterator[Range]:
-        parts, offsets = self._live.parts(), self._standings.present(offsets)
+        parts, offsets = self._subscription.parts(), self._positions.present(offsets)
         for key, span in offsets.spans.items():
             part = parts.get(key)
-            if part is not None and span.start < span.end and is_known(offsets, key, part):
-                log = self._live.log(part)
+            if part is not None and span.start < span.end and offsets.has(part):
+                log = self._subscription.log(part)
                 mark = log.mark()
                 start, end = self._kept(part, log, mark, span, again=again)
                 if start < end:
                     yield self._range(part, log, mark, start, end)
 
     def _kept(self, part: Part, log: Log, mark: Mark, span: Span, *, again: bool) -> tuple[int, int]:
-        """What is left of the records that were planned."""
+        """The part [start, end) of the planned records that is left."""
         start, end = span.start, span.end
         if start < mark.log_start_offset:
             start = min(end, mark.log_start_offset)
@@ -184,7 +183,7 @@ class Follower:
             )
             end = mark.flushed_end
         elif again and start < end:
-            self._standings.has_other_history(part, log, span)  # reports it
+            self._positions.has_other_history(part, log, span)  # reports it
         return start, end
 
     def _range(self, part: Part, log: Log, mark: Mark, start: int, end: int) -> Range:
@@ -199,20 +198,20 @@ class Follower:
             return range_between(part, log, mark, min(error.next_offset, end), end, skip_damage=skip_damage)
 
     def _steadily(self, work: Callable[[], Result]) -> Result:
-        """Do the work again if retention, a restore or a deletion has come in between."""
+        """Do the work, and repeat it if retention, a restore or a deletion has come in between."""
         for _ in range(_TRIES):
             try:
                 return work()
             except OffsetOutOfRangeError:
                 continue  # the next mark shows it as a loss
             except (LogMovedError, CorruptLogError):
-                if not self._live.has_changed():
+                if not self._subscription.has_changed():
                     raise
         return work()
 
 
 def _reaches_end(log: Log, mark: Mark) -> bool:
-    """Whether the files reach the flushed end. The index then has all segments, so that tasks list no directory."""
+    """True if the files reach the flushed end. The index then has all segments, so that tasks list no directory."""
     for _ in range(2):
         with (
             suppress(FileNotFoundError, IndexError),
@@ -224,24 +223,24 @@ def _reaches_end(log: Log, mark: Mark) -> bool:
     return False
 
 
-def _has_news(before: Offsets, standing: Mapping[TopicPartition, StreamPosition], ends: Ends) -> bool:
-    """Whether the stream moves on in a partition."""
+def _has_news(before: Offsets, positions: Positions, ends: Ends) -> bool:
+    """True if the stream advances in a partition."""
     return any(
-        ends[key] != (before.spans[key].end if is_known(before, key, each.part) else each.start)
-        for key, each in standing.items()
+        ends[key] != (before.spans[key].end if before.has(each.part) else each.start)
+        for key, each in positions.items()
     )
 
 
-def _report(standing: Mapping[TopicPartition, StreamPosition], ends: Ends, *, skip_damage: bool) -> Json:
+def _report(positions: Positions, ends: Ends, *, skip_damage: bool) -> Json:
     now_us = SYSTEM()
-    behind, seconds = 0, 0.0
-    for key, each in standing.items():
-        behind += each.mark.flushed_end - ends[key]
+    lag_bytes, seconds = 0, 0.0
+    for key, each in positions.items():
+        lag_bytes += each.mark.flushed_end - ends[key]
         if ends[key] < each.mark.flushed_end:
             with suppress(*[CorruptLogError] if skip_damage else []):  # the age of a damaged batch is unknown
                 seconds = max(seconds, measure_lag(each.log, ends[key], now_us=now_us).seconds)
     return {
-        "end": by_topic({key: each.mark.flushed_end for key, each in standing.items()}),
-        "lag": {"bytes": behind, "seconds": round(seconds, 3)},
+        "end": by_topic({key: each.mark.flushed_end for key, each in positions.items()}),
+        "lag": {"bytes": lag_bytes, "seconds": round(seconds, 3)},
         "version": 1,
     }

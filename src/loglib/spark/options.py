@@ -1,8 +1,8 @@
 """Options: the options of a query, checked and turned into numbers, names and places.
 
 Invariant: an `Options` has passed every check that needs no file. An unknown name is an error that suggests
-the nearest known name. An option that needs a Kafka broker is refused, never ignored. Options that contradict
-each other are refused. Names are those of Spark's Kafka connector, if it has the option. Case does not matter,
+the nearest known name. An option that needs a Kafka broker is refused, never ignored, and so are options that
+contradict each other. Names are those of Spark's Kafka connector, if it has the option. Case does not matter,
 because Spark passes names in lower case. Messages spell a known name as the documentation does.
 
 Processes: plain facts, made on the driver.
@@ -34,6 +34,7 @@ __all__ = [
     "Trigger",
     "as_option",
     "for_streams",
+    "nearest",
     "parse",
     "refuse_consumers",
     "refuse_remote",
@@ -60,10 +61,12 @@ _CANONICAL = {name.lower(): name for name in _KNOWN}
 _CONSUMERS = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix", re.IGNORECASE)
 _OF_STREAMS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "maxbytespertrigger", "groupid"}
 _OF_BATCHES = {"end", "endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
-_KAFKAS = (
-    "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix",
-)  # fmt: skip
-_SPELLED = {name.lower(): name for name in (*_KNOWN, *_KAFKAS)}
+_KAFKAS = {
+    name.lower(): name
+    for name in (
+        "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix",
+    )
+}  # fmt: skip
 _TABLES = ("owner", "provider", "location")  # what a catalog adds to a table's options
 
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])i?b?|b)?", re.IGNORECASE)
@@ -89,16 +92,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """How much one batch of a stream reads; None: no limit."""
+    """The limits of one batch of a stream; None: no limit."""
 
     max_records: int | None
     max_bytes: int | None
     min_records: int | None
     max_delay_s: float  # after this time a batch with fewer records than `min_records` runs, too
-
-    @property
-    def is_limited(self) -> bool:
-        return (self.max_records, self.max_bytes, self.min_records) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class Options:
 
 
 def for_streams(given: Mapping[str, str]) -> bool:
-    """Whether an option has a meaning for streams only."""
+    """True if an option has a meaning for streams only."""
     return any(name.lower() in _OF_STREAMS for name in given)
 
 
@@ -151,7 +150,7 @@ def parse(given: Mapping[str, str], *, now_us: int, streaming: bool = False) -> 
         start=start,
         end=end,
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
-        skip_damage=_skip_damage(options),
+        skip_damage=_choice(options, "onGap", "raise", "skip", default="raise") == "skip",
         min_partitions=_number(options, "minPartitions", at_least=1),
         max_bytes_per_partition=_size(
             options, "maxBytesPerPartition", DEFAULT_MAX_BYTES_PER_PARTITION, range(_SMALLEST_SPLIT_BYTES, 1 << 63)
@@ -171,15 +170,19 @@ def _refuse_name(name: str) -> NoReturn:
             "format('loglib') reads the log alone, because Parquet through Python workers takes twice as long; "
             "loglib.spark.read(spark, topic, archive=...) gives the archive and the log as one table"
         )
-    nearest = get_close_matches(name, _CANONICAL, n=1)
-    hint = f"did you mean {_CANONICAL[nearest[0]]}?" if nearest else f"there are {', '.join(_KNOWN)}"
-    raise ValueError(f"unknown option {name}; {hint}")
+    raise ValueError(f"unknown option {name}; {nearest(name, _CANONICAL)}")
+
+
+def nearest(name: str, known: Mapping[str, str], *, there_are: str = "there are") -> str:
+    """A hint for an unknown name in lower case: the nearest known one, or all of them. `known` maps from lower case."""
+    found = get_close_matches(name, known, n=1)
+    return f"did you mean {known[found[0]]}?" if found else f"{there_are} {', '.join(known.values())}"
 
 
 def refuse_consumers(name: str) -> None:
-    """Refuse an option that sets up a client of Kafka."""
+    """`ValueError` for an option that sets up a client of Kafka."""
     if _CONSUMERS.fullmatch(name):
-        spelled = _SPELLED.get(name, name)
+        spelled = _KAFKAS.get(name, name)
         raise ValueError(f"option {spelled} sets up a Kafka consumer; loglib reads the files themselves: leave it out")
 
 
@@ -217,7 +220,7 @@ def _paths(options: Mapping[str, str], *, streaming: bool) -> tuple[str, ...]:
 
 
 def refuse_remote(path: str, why: str) -> None:
-    """Refuse a path in an object store."""
+    """`ValueError` for a path in an object store; `why` it cannot be used."""
     if is_remote(path):
         raise ValueError(
             f"{storage_of(path)[1]} is not on a file system: {why}. Give a directory that is mounted at the same path "
@@ -236,7 +239,7 @@ def _names(options: Mapping[str, str], name: str) -> tuple[str, ...] | None:
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The names as the user wrote them. They are told apart without regard to case, as in Spark."""
+    """The names as the user wrote them. They must differ not only in case, as in Spark."""
     names = _names(options, "columns")
     if names is None:
         return None
@@ -297,13 +300,11 @@ def _group(options: Mapping[str, str]) -> str | None:
 
 
 def _places(options: Mapping[str, str], own: str, kafkas: str, *, now_us: int, streaming: bool) -> Places:
-    """The place from the most specific option, in the order of precedence of Kafka's connector."""
+    """The places from the most specific option, in the order of precedence of Kafka's connector."""
     default = _BEGIN if own == "start" and not streaming else _END
     names = [f"{kafkas}Timestamp", f"{kafkas}OffsetsByTimestamp", f"{kafkas}Offsets"]
     present = [name for name in names if name.lower() in options]
-    strategy = options.get("startingoffsetsbytimestampstrategy", "error").lower()
-    if strategy not in ("error", "latest"):
-        _wrong("startingOffsetsByTimestampStrategy", strategy, "error or latest")
+    strategy = _choice(options, "startingOffsetsByTimestampStrategy", "error", "latest", default="error")
     if own in options:
         if present:
             raise ValueError(f"options {own} and {present[0]} say the same thing twice; give one of them")
@@ -352,7 +353,7 @@ def _milliseconds(name: str, text: str) -> Time:
 
 
 def _offsets(name: str, text: str, refused: Place | None) -> Places:
-    """earliest, latest or JSON. In JSON -2 means earliest and -1 means latest."""
+    """The places of `earliest`, `latest` or JSON. In JSON -2 means earliest and -1 means latest."""
     known: dict[str, Place] = {"earliest": _BEGIN, "latest": _END, "-2": _BEGIN, "-1": _END}
     if text.strip().lower() in known:
         places = Places(name, known[text.strip().lower()], {})
@@ -369,7 +370,7 @@ def _offsets(name: str, text: str, refused: Place | None) -> Places:
 
 
 def _check_order(start: Places, end: Places) -> None:
-    """Refuse a start after the end. If they are of two kinds, the log must tell: see ranges.py."""
+    """`ValueError` for a start after the end. Places of two kinds are compared in the log (ranges.py)."""
     pairs = [(start.otherwise, end.otherwise, "")]
     for topic in {**start.named, **end.named}:
         of = "" if topic is None else f" of topic {topic}"
@@ -431,18 +432,15 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _choice(options: Mapping[str, str], name: str, *allowed: str, default: str) -> str:
+    text = options.get(name.lower(), default).strip().lower()
+    if text not in allowed:
+        _wrong(name, text, " or ".join(allowed))
+    return text
+
+
 def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = options.get(name.lower(), str(default)).strip().lower()
-    if text not in ("true", "false"):
-        _wrong(name, text, "true or false")
-    return text == "true"
-
-
-def _skip_damage(options: Mapping[str, str]) -> bool:
-    text = options.get("ongap", "raise").strip().lower()
-    if text not in ("raise", "skip"):
-        _wrong("onGap", text, "raise or skip")
-    return text == "skip"
+    return _choice(options, name, "true", "false", default=str(default).lower()) == "true"
 
 
 def _number(options: Mapping[str, str], name: str, *, at_least: int) -> int | None:
@@ -478,7 +476,7 @@ def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
 
 
 def as_option(start: StartLike) -> str:
-    """A start as the options `start` and `end` have it."""
+    """A start as the text of the options `start` and `end`."""
     if isinstance(start, Mapping):
         return json.dumps({str(partition): _start_text(each) for partition, each in start.items()})
     return _start_text(start)

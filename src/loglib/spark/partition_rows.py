@@ -1,9 +1,9 @@
 """Partition rows: the rows of Arrow batches, dealt to topics and partitions.
 
-Invariant: rows of one partition keep their order. A partition comes from the column `partition`; where this is null,
-from the key, as the topic's partitioner says; without a key it is one for the whole task.
+Invariant: rows of one partition keep their order. A row's partition comes from the column `partition`; if this is null,
+from the key by the topic's partitioner; without a key it is the same one for the whole task.
 
-Processes: executors; pure besides the stage that it fills.
+Processes: executors; pure except for the stage that it fills.
 """
 
 from __future__ import annotations

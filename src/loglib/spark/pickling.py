@@ -1,8 +1,8 @@
-"""Pickling: how readers travel to executors, and what an executor says if it cannot run them.
+"""Pickling: how readers travel to executors, and the error of an executor that cannot run them.
 
 Invariant: an object that is pickled through `by_value` needs nothing on the executor until it is rebuilt there. If
 a module is missing then, the error names it, the interpreter and the host. Without this, Spark shows a traceback
-that ends in a module which the user may never have heard of.
+that ends in a module which the user may not know.
 
 Processes: pickled in Spark's planning process on the driver's host, rebuilt in executors' workers.
 """
@@ -16,9 +16,9 @@ __all__ = ["by_value"]
 
 
 def by_value(module: str, name: str, *arguments: object) -> tuple[Callable[..., Any], tuple[object, ...]]:
-    """What `__reduce__` returns for an object that `module.name(*arguments)` makes again.
+    """The result of `__reduce__` for an object that `module.name(*arguments)` makes again.
 
-    The arguments must be of types that every Python has.
+    The arguments must be of built-in types.
     """
 
     # Spark pickles with cloudpickle, which sends the code of an inner function instead of its module's name.

@@ -1,8 +1,8 @@
 """Plan: the range that a query reads of each partition, cut into splits and distributed to tasks.
 
 Invariant: the splits of a range are consecutive half-open byte ranges that cover it, and each split is in
-one task. A batch belongs to the split that contains its base offset, so each batch is read exactly once
-with any cuts. Offsets are places in bytes, so planning is arithmetic and touches no file.
+one task. A batch belongs to the split that contains its base offset, so each batch is read exactly once,
+whatever the cuts. Offsets are places in bytes, so planning is arithmetic and touches no file.
 
 Processes: plain facts; made on the driver, pickled to the executors.
 """
@@ -13,18 +13,37 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
+from ..groups import TopicPartition
 from ..offload.storage import LOCAL, Storage
 
-__all__ = ["Range", "Split", "cut", "plan"]
+__all__ = ["Part", "Range", "Split", "cut", "plan"]
 
 # A smaller task costs more (10 ms or more to start) than the work that it takes from another task.
 _WORTH_A_TASK = 8 << 20
 
 
+class Part(NamedTuple):
+    """A partition of a query."""
+
+    topic: str
+    path: str  # of the topic
+    log_id: bytes
+    partition: int
+    storage: Storage = LOCAL
+
+    @property
+    def key(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.path}, partition {self.partition}"
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The records [start_offset, end_offset) of one partition, and all facts to find them."""
+    """The records [start_offset, end_offset) of one partition, and all facts that are needed to find them."""
 
     topic: str
     path: str  # of the topic's directory
@@ -96,6 +115,6 @@ def cut(range_: Range, max_split_bytes: int) -> list[Split]:
 
 
 def _with_segments(range_: Range, low: int, high: int) -> Range:
-    """The range with the segments that hold [low, high), and the next one, which says where the last of them ends."""
+    """The range with the segments that hold [low, high), and the next one, whose base is their end."""
     first = max(bisect_right(range_.segments, low) - 1, 0)
     return replace(range_, segments=range_.segments[first : bisect_left(range_.segments, high) + 1])

@@ -1,14 +1,8 @@
 #!/bin/sh
-# The Python interpreter of loglib.spark.configure, for Spark's workers: `python -m pyspark.daemon` and the other modules
-# of PySpark are run by spark/daemon.py, and everything else runs as with the interpreter itself. Spark itself offers no such
-# choice for all of its Python processes.
+# The Python of Spark's workers (loglib.spark.configure): modules of PySpark are run by daemon.py, and all else as usual.
+# Spark has no other setting for all of its Python processes.
 case "${1:-} ${2:-}" in
-"-m pyspark.daemon")
-    shift 2
-    exec "${LOGLIB_SPARK_PYTHON:-python3}" "${0%/*}/daemon.py" "$@"
-    ;;
-"-m pyspark."*)
-    exec "${LOGLIB_SPARK_PYTHON:-python3}" "${0%/*}/daemon.py" "$@"
-    ;;
+"-m pyspark.daemon") shift 2 && set -- "${0%/*}/daemon.py" "$@" ;;
+"-m pyspark."*) set -- "${0%/*}/daemon.py" "$@" ;;
 esac
 exec "${LOGLIB_SPARK_PYTHON:-python3}" "$@"

@@ -1,6 +1,6 @@
 """Ranges: the topics and partitions of a query, and the range of records in each.
 
-Invariant: this reads each partition's watermark. If a start or an end is not an end of the log, it needs
+Invariant: planning reads each partition's watermark. If a start or an end is not an end of the log, it also needs
 a few small reads to find the batch. Nothing is scanned or counted, for a log of any size.
 
 Processes: runs on the driver; takes no lock and writes nothing.
@@ -9,12 +9,11 @@ Processes: runs on the driver; takes no lock and writes nothing.
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import sys
-import warnings
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 from urllib.parse import quote
@@ -28,17 +27,17 @@ from ..log.log import FixedMark, Log
 from ..log.lookup import resolve
 from ..log.marks_together import marks_together
 from ..log.recovery import list_segments
-from ..offload.storage import LOCAL, Storage, storage_of
+from ..offload.storage import Storage, storage_of
 from ..offload.tier_files import newest
 from ..segment import HEADER_BYTES, Identity, segment_name
 from ..system.files import REAL, Files
+from ..system.mounts import file_system
 from .copied_mark import mark_of_archive
-from .host_check import made_on
+from .data_loss import report_gap, warn_of_loss
 from .options import Options, Places
-from .plan import Range, Split
+from .plan import Part, Range
 
 __all__ = [
-    "Part",
     "check_places",
     "data_end",
     "find_parts",
@@ -46,14 +45,9 @@ __all__ = [
     "find_topics",
     "offset_of",
     "open_log",
-    "open_planned",
-    "open_split",
+    "open_range",
     "range_between",
-    "report_gap",
-    "warn_of_loss",
 ]
-
-logger = logging.getLogger("loglib")
 
 
 class Found(NamedTuple):
@@ -63,21 +57,8 @@ class Found(NamedTuple):
     path: str
 
 
-class Part(NamedTuple):
-    """A partition of the query."""
-
-    topic: str
-    path: str  # of the topic
-    log_id: bytes
-    partition: int
-    storage: Storage = LOCAL
-
-    def __str__(self) -> str:
-        return f"{self.path}, partition {self.partition}"
-
-
 def find_ranges(options: Options) -> list[Range]:
-    """The ranges that the options mean now; some ranges may be empty."""
+    """The ranges that the options mean at present; a range may be empty."""
     parts = find_parts(options)
     for places in (options.start, options.end):
         check_places(places, parts)
@@ -86,7 +67,7 @@ def find_ranges(options: Options) -> list[Range]:
 
 
 def find_parts(options: Options) -> list[Part]:
-    """The partitions that the options choose now."""
+    """The partitions that the options choose at present."""
     return list(_chosen(find_topics(options.paths), options))
 
 
@@ -97,20 +78,14 @@ def open_log(part: Part | Range, *, files: Files | None = None) -> Log:
     return Log(files, directory, Identity.of(part.log_id, part.partition))
 
 
-def open_split(split: Split) -> Log:
-    """The log of a split, for a task.
+def open_range(wanted: Range, *, until_offset: int | None = None) -> Log:
+    """The log of a range, for reading up to `until_offset`.
 
     The directory is listed only if the segments that the plan found do not suffice. In an object store it is never
     listed, and the log has the ends of the plan.
     """
-    wanted = split.range
     if wanted.storage.is_local:
         return open_log(wanted, files=_Planned(wanted.segments) if wanted.segments else None)
-    return open_planned(wanted, until_offset=split.end_position)
-
-
-def open_planned(wanted: Range, *, until_offset: int | None = None) -> Log:
-    """The log of a range in an object store, with the segments and the ends of the plan."""
     log = open_log(wanted, files=wanted.storage.files(listings=_listings(wanted), until_offset=until_offset))
     log.writer = FixedMark(Mark.at_rest(0, wanted.segments[0], wanted.flushed_end, wanted.flushed_tail))
     return log
@@ -126,7 +101,7 @@ def _listings(wanted: Range) -> dict[str, dict[str, int]]:
 
 
 class _Planned(Files):
-    """The real files, but the first listing of a directory gives the planned segments."""
+    """The real files, except that the first listing of a directory returns the planned segments."""
 
     def __init__(self, segments: Iterable[int]) -> None:
         self._planned: dict[str, int] | None = {segment_name(base): 0 for base in segments}
@@ -158,7 +133,7 @@ def find_topics(paths: Iterable[str]) -> dict[str, Found]:
 
 
 def _storage_at(storage: Storage, path: str) -> Storage:
-    """The storage of a topic. A place of `loglib.tier` in a directory has no watermarks: it is read like objects."""
+    """The storage of a topic. A directory that `loglib.tier` has filled has no watermarks: it is read like objects."""
     return Storage(f"file://{quote(path)}", path) if storage.is_local and is_tier(REAL, path) else storage
 
 
@@ -201,7 +176,7 @@ def _chosen(topics: Mapping[str, Found], options: Options) -> Iterable[Part]:
 
 
 def check_places(places: Places, parts: Sequence[Part]) -> None:
-    """Refuse places that have no meaning for these partitions, or that would be ignored."""
+    """`ValueError` for places that have no meaning for these partitions, or that would be ignored."""
     topics = {part.topic for part in parts}
     if isinstance(places.otherwise, int) and len(parts) > 1:
         raise ValueError(
@@ -225,7 +200,7 @@ def check_places(places: Places, parts: Sequence[Part]) -> None:
 
 
 def _ranges_of(parts: Iterable[Part], options: Options) -> list[Range]:
-    """The ranges in one topic. They have all records of a transaction, or none."""
+    """The ranges in one topic. Together they have all records of a transaction, or none."""
     with ExitStack() as opened:
         logs = {part: opened.enter_context(closing(log)) for part, log in _logs_of(list(parts))}
         for part, log in logs.items():
@@ -239,7 +214,7 @@ def _ranges_of(parts: Iterable[Part], options: Options) -> list[Range]:
 
 
 def _logs_of(parts: Sequence[Part]) -> Iterator[tuple[Part, Log]]:
-    """The logs of a topic. What `loglib.tier` has uploaded ends where its newest manifest says."""
+    """The logs of a topic. The end of uploaded logs (`loglib.tier`) comes from their newest manifest."""
     part = parts[0]
     tiered = None if part.storage.is_local else newest(part.storage.files(), part.path)
     for part in parts:
@@ -274,14 +249,14 @@ def range_between(part: Part, log: Log, mark: Mark, start: int, end: int, *, ski
         part.topic, part.path, part.log_id, part.partition,
         start_position=position, start_offset=start, end_offset=end, flushed_end=mark.flushed_end,
         flushed_tail=mark.flushed_tail, segments=tuple(log.index.bases()), storage=part.storage,
-        made_on=made_on(part.path) if part.storage.is_local else "",
+        made_on=_this_host(part.path) if part.storage.is_local else "",
     )  # fmt: skip
 
 
 def data_end(part: Part, log: Log, mark: Mark, options: Options) -> int:
     """The log's flushed end, or the end of its last file if that is lower and damage is skipped.
 
-    A bad watermark would give a huge number of tasks.
+    Without this check a damaged watermark would lead to a huge number of tasks.
     """
     segments = list_segments(log.files, log.directory)
     base = max(segments, default=mark.flushed_end)
@@ -297,13 +272,13 @@ def data_end(part: Part, log: Log, mark: Mark, options: Options) -> int:
 
 
 def offset_of(places: Places, part: Part, log: Log, mark: Mark, options: Options) -> int:
-    """The offset that the option means in a partition now."""
+    """The offset that the option means in a partition at present."""
     place = places.at(part.topic, part.partition)
     assert place is not None
     kept = range(mark.log_start_offset, mark.flushed_end + 1)
     if isinstance(place, int) and place not in kept and not options.fail_on_data_loss:
         nearest = min(max(place, kept.start), kept.stop - 1)
-        warn_of_loss(f"{part}: offset {place} is gone (option {places.option}); it goes on at {nearest}")
+        warn_of_loss(f"{part}: offset {place} is gone (option {places.option}); it continues at {nearest}")
         return nearest
     try:
         offset = resolve(log, place, mark=mark, past_damage=options.skip_damage)
@@ -318,16 +293,8 @@ def offset_of(places: Places, part: Part, log: Log, mark: Mark, options: Options
     return offset
 
 
-def report_gap(partition: str, damage: Damage) -> None:
-    """Log that a query skips damage: in Spark's table of worker logs, if it is enabled, or on standard error."""
-    lost = damage.offsets
-    what = f"skipped offsets [{lost.start}, {lost.stop}), {len(lost)} bytes" if lost else "skipped damage without loss"
-    text = f"{partition}: {what} (onGap=skip): {damage}"
-    logger.warning("%s", text)
-    if not logging.getLogger().handlers:  # then the logger of a library shows nothing
-        sys.stderr.write(f"{text}\n")
-
-
-def warn_of_loss(what: str) -> None:
-    """Warn on standard error, which Spark collects, that a query skips lost records."""
-    warnings.warn(f"{what} (failOnDataLoss=false)", RuntimeWarning, stacklevel=3)
+@cache
+def _this_host(path: str) -> str:
+    """This host, and the type of the file system of the path, for a message on another host."""
+    kind = file_system(REAL, path)
+    return f"{socket.gethostname()}, where the path is on {kind}" if kind else socket.gethostname()

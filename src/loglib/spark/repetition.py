@@ -1,12 +1,12 @@
-"""Repetition: whether a version that comes again is the same batch, and what is told of rows that are dropped.
+"""Repetition: the check that a repeated version is the same batch, and the report of dropped rows.
 
-Invariant: rows are dropped only if they are those of a batch that is committed, as far as the store can tell. Spark
-repeats the last batch of a query and no other one, from the same checkpoint, and it has the same number of rows. All
-else comes from a checkpoint that was copied or set back, and is refused before the app gets another owner. So the query
-that goes on beside it is not fenced.
+Invariant: rows are dropped only if the store shows that their batch is committed. Spark repeats the last batch of a
+query and no other one, from the same checkpoint, and it has the same number of rows. Any other batch comes from a
+checkpoint that was copied or set back, and is refused before the app gets another owner. So the other query of that
+checkpoint is not fenced.
 
-What is dropped is told by a warning of the logger `loglib`, and in the directory of each topic: PySpark's data sources
-have no figure of their own in a query's progress.
+Dropped rows are reported by a warning of the logger `loglib`, and in a file in the directory of each topic, because
+PySpark's data sources cannot add a figure to a query's progress.
 
     repetitions.json    {"format": 1, "repetitions": [["<app>", <version>, <rows>, <time>], ...], "crc": "..."}
 
@@ -42,13 +42,13 @@ _ANOTHER = "start the query with a new checkpoint, or write to another topic"
 
 
 class Write(NamedTuple):
-    """Which write it is, for the store."""
+    """The identity of a write in the store."""
 
     app: str
     version: int
-    owner: str  # of `owner_of`, if it is the write of a streaming query
+    owner: str  # from `owner_of`, for a write of a streaming query
     source: str | None
-    is_new: bool  # nobody can have used the app before
+    is_new: bool  # the app cannot have been used before
     batch: int | None = None  # of the streaming query; None outside one
     any_rows: bool = False  # if Spark repeats the batch, it may have another number of rows
 
@@ -63,14 +63,14 @@ class Repetition(NamedTuple):
 
 
 def owner_of(name: str, *, batch: int | None = None, checkpoint: str | None = None) -> str:
-    """The owner of an app, with what says whether it is the same query: its last batch, or its checkpoint."""
+    """The owner of an app, with the last batch or the checkpoint of its query, by which a query is recognized."""
     last = "" if batch is None else f", batch {batch}"
     place = "" if checkpoint is None else f", checkpoint {checkpoint}"
     return f"{name}{last}{place}"
 
 
 def owner_after_abort(state: AppState | None) -> str:
-    """An owner that fences the present one, and says the same of its query."""
+    """An owner that fences the present one, with the same batch and checkpoint."""
     _, batch, checkpoint = _parts("" if state is None else state.owner)
     return owner_of(f"abort-{os.urandom(8).hex()}", batch=batch, checkpoint=checkpoint)
 
@@ -81,11 +81,11 @@ def _parts(owner: str) -> tuple[str, int | None, str | None]:
     return name, None if batch is None else int(batch), checkpoint
 
 
-# --- is it one? -----------------------------------------------------------------------------------------------
+# --- the check ------------------------------------------------------------------------------------------------
 
 
 def check_repetition(write: Write, rows: int, state: AppState | None) -> None:
-    """`LogError` if the write would lose rows that are no repetition, or take its app from a query that is alive."""
+    """`LogError` if the write would lose rows that are no repetition, or take the app from a query that is alive."""
     if state is None or write.batch is None or write.source != state.source:  # the store refuses another source
         return
     what = f"batch {write.batch} of {rows} rows, version {write.version} of app {write.app}, is not written"
@@ -114,18 +114,18 @@ def check_repetition(write: Write, rows: int, state: AppState | None) -> None:
 
 
 def _is_of(checkpoint: str, query: str | None) -> bool:
-    """Whether there is a checkpoint of the query in this directory; False if it cannot be looked into."""
+    """True if there is a checkpoint of the query in this directory; False if it cannot be read."""
     with suppress(LogError, OSError, ValueError, TypeError, KeyError):
         facts = json.loads(REAL.read_whole(os.path.join(checkpoint, "metadata"), _MOST_BYTES))
         return bool(facts["id"] == query)
     return False
 
 
-# --- it is told ---------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------------------
 
 
 def tell(files: Files, write: Write, rows_of: Iterable[tuple[str, int]], *, now: int) -> None:
-    """Tell that these rows are dropped, by path of the topic. An error is a warning."""
+    """Report the rows that are dropped, by path of the topic. An error is a warning."""
     for path, rows in rows_of:
         logger.warning(
             "%s: version %d of %s was committed before: %d rows are taken for its repetition, and not written again",
@@ -143,9 +143,9 @@ def tell(files: Files, write: Write, rows_of: Iterable[tuple[str, int]], *, now:
 
 
 def repetitions(path: str | os.PathLike[str]) -> list[Repetition]:
-    """The writes of Spark to a topic that were dropped, because their batch was committed before: the latest 1,000.
+    """The latest 1,000 writes of Spark to the topic at `path` that were dropped as repetitions.
 
-    `path` is the topic. `CorruptLogError` if the file that says so is damaged.
+    `CorruptLogError` if the file that records them is damaged.
     """
     return _read(REAL, os.path.abspath(local_path(os.fsdecode(path))))
 

@@ -1,10 +1,11 @@
 """Scan: the records of one split as Arrow batches of a good size for Spark.
 
-Invariant: a split gives its records once and in order, or an error. Pointers in the batch headers
+Invariant: a split yields its records once and in order, or an error. Pointers in the batch headers
 (log/search.py) find the batch that covers the split's first byte. The scan never guesses from bytes, because
 a record's value may look like a batch. From there each batch is checked and follows the batch before it.
+A task reads nothing unless the topic at the path has the log id of the plan.
 
-With `skip_damage` a split leaves out damage instead, and reports the damage that begins in it. The damage before
+With `skip_damage` a split leaves out damage, and reports the damage that begins in it. The damage before
 its first batch begins in an earlier split.
 
 Keys, values and record headers are arrays over the bytes that were read. They are copied once if small
@@ -12,11 +13,13 @@ batches of the log are merged, because an Arrow batch's columns are contiguous. 
 64 MiB of the log in memory, or its largest batch if that is more.
 
 Processes: runs in a Spark task; opens files by path, takes no lock and writes nothing. It lists no directory,
-because the split has the names of its segments. Only if files are missing does it look for others.
+because the split has the names of its segments. It looks for other files only if these are missing.
 """
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -25,17 +28,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..errors import CorruptLogError, OffsetOutOfRangeError
+from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
 from ..format.record import Damage
 from ..format.watermark import Mark
+from ..log import topic_file
 from ..log.bundle_reader import Bundle
 from ..log.cursor import Cursor, Piece
 from ..log.log import Log
 from ..log.search import around
+from ..system.files import REAL
 from .columns import known_name
-from .host_check import check_here
+from .data_loss import report_gap, warn_of_loss
 from .plan import Range, Split
-from .ranges import open_split, report_gap, warn_of_loss
+from .ranges import open_range
 
 __all__ = ["scan"]
 
@@ -70,9 +75,9 @@ def scan(
 def _pieces(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False) -> Iterator[Piece]:
     wanted = split.range
     on_damage = partial(_report, split) if skip_damage else None
-    if wanted.storage.is_local:  # in an object store each segment says by itself which log it is of
-        check_here(wanted.path, wanted.log_id, wanted.made_on)
-    with closing(open_split(split)) as log:
+    if wanted.storage.is_local:  # in an object store each segment names its log
+        _check_host(wanted)
+    with closing(open_range(wanted, until_offset=split.end_position)) as log:
         position = split.start_position
         while position < split.end_position:
             try:
@@ -91,6 +96,29 @@ def _pieces(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False)
                 lost = min(error.log_start_offset, split.end_position)
                 warn_of_loss(f"{wanted.path}, partition {wanted.partition}: [{position}, {lost}) of the log is gone")
                 position = error.log_start_offset
+
+
+def _check_host(wanted: Range) -> None:
+    """`FileNotFoundError` if this host has no topic at the path, and `LogError` if it is another one than was planned.
+
+    The plan cannot know which hosts see a path: containers may share an ext4 file system, and hosts need not share an
+    NFS mount. So the plan names its host, and the error names both.
+    """
+    described = topic_file.read(REAL, wanted.path)
+    if described is not None and described[0] == wanted.log_id:
+        return
+    host = socket.gethostname()
+    if described is None:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"no topic on {host}, and the plan was made on {wanted.made_on}; logs must be on storage that all "
+            "executors mount at the same path",
+            wanted.path,
+        )
+    raise LogError(
+        f"{wanted.path} on {host} is log {described[0].hex()}, and the query was planned for {wanted.log_id.hex()} on "
+        f"{wanted.made_on}: the topic was made again, or it is not the same storage; load() again"
+    )
 
 
 def _pieces_from(
@@ -127,7 +155,7 @@ def _first(log: Log, position: int, mark: Mark) -> int:
 
 
 def _first_past_damage(log: Log, position: int, mark: Mark) -> int:
-    """The same. If damage covers the position: the position, if the damage begins there, or the place after it."""
+    """As `_first`. If damage covers the position: the position, if the damage begins there, or its end."""
     try:
         segment = log.open_segment(position, past_damage=True)
     except CorruptLogError:  # the segment is missing, or its end
@@ -145,7 +173,7 @@ def _first_past_damage(log: Log, position: int, mark: Mark) -> int:
 
 
 def _report(split: Split, damage: Damage) -> None:
-    """Report the part of the damage that the query would have read. Damage after the split is left to later splits."""
+    """Report the part of the damage that the query would have read. Later splits report damage after this split."""
     wanted, lost = split.range, damage.offsets
     if lost:
         if lost.start >= split.end_position:
@@ -189,7 +217,7 @@ class _Layout:
         self._constant_bytes = sum(each.nbytes for each in constants)  # per record
 
     def pieces(self, read: Piece, limit_bytes: int) -> Iterator[_Piece]:
-        """The columns of what was read, halved until each piece is within the limit or is one record."""
+        """The columns of these records, halved until each piece is within the limit or is one record."""
         columns = read.to_arrow(self._read)
         fields = [field for name, field in zip(self._names, self._schema, strict=True) if name in self._read]
         for index, field in enumerate(fields):
@@ -214,7 +242,7 @@ class _Layout:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, name: str, count: int) -> pa.Array:
-        """A column of one repeated value: a slice of the longest column made so far."""
+        """A column of one repeated value: a slice of the longest column that was made so far."""
         longest = self._repeated.get(name)
         if longest is None or len(longest) < count:
             longest = self._repeated[name] = _repeat(self._constants[name], count)
@@ -255,7 +283,7 @@ def _constants(range_: Range) -> dict[str, str | int]:
 
 
 def _repeat(value: str | int, count: int) -> pa.Array:
-    """The value `count` times. `pa.scalar` is not used, because it imports pandas: half a second per worker."""
+    """An array of `count` times the value. `pa.scalar` would import pandas: half a second per worker."""
     if isinstance(value, int):
         return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(np.full(count, value, np.int32))])
     text = value.encode()

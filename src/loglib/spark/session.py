@@ -26,7 +26,7 @@ __all__ = ["backfill", "configure", "path_of", "read"]
 
 _PACKAGE = __name__.partition(".")[0]
 _UNPACKED = "loglib-archive"  # a directory in the working directory of each executor
-# Above this number of files Spark lists them by a job: 33 files took 0.95 s, and 32 took 0.1 s.
+# Spark lists more files than this by a job: 33 files took 0.95 s, and 32 took 0.1 s.
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _DAEMON = "loglib_spark_daemon"  # in the archive: a copy of daemon.py, which imports nothing of loglib
 _LAUNCHER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python.sh")
@@ -48,7 +48,7 @@ def read(
 
     With `archive`, a directory of `loglib.archive`, the records up to the end of the archive come from its Parquet
     files, by Spark's own reader, and the rest from the log, from exactly there. With a place of `loglib.tier`, a
-    directory or a URI, they come from its segments. What the table has is fixed by this call. Raises
+    directory or a URI, they come from its segments. The range of the table is fixed by this call. Raises
     `FileNotFoundError` if there is no archive, `LogError` if it is another topic's, and `OffsetOutOfRangeError` if
     retention has dropped records that are not in the archive.
     """
@@ -70,9 +70,9 @@ def backfill(
     start: StartLike = "begin",
     columns: Iterable[str] | None = None,
 ) -> Backfill:
-    """All records of a topic and its archive up to now, and the offsets where what comes later begins.
+    """All records of a topic and its archive up to now, and the offsets where later records begin.
 
-    `.table` is a DataFrame as `read` gives it. A stream that begins at `.ends` goes on without a gap and without a
+    `.table` is a DataFrame as from `read`. A stream that begins at `.ends` continues without a gap and without a
     repetition: `spark.readStream.format("loglib").option("start", json.dumps(ends))`. Raises the errors of `read`.
     """
     from .archive_and_tail import past_and_tail
@@ -89,9 +89,9 @@ def configure(builder: SparkSession.Builder, *, archive: str | os.PathLike[str] 
     on the PATH instead, because the interpreter's path may not exist on another host. A variable that is already set
     stays. Unix domain sockets between the JVM and its Python workers save about 30 ms per task.
 
-    With a local master the interpreter is started through the script `loglib/spark/python.sh`. Spark's Python workers
-    then import PySpark in a third of the time, and end without a traceback when the JVM closes their socket. To
-    avoid this script, set both variables to `sys.executable` before this call.
+    With a local master the interpreter is started through the script `loglib/spark/python.sh`: Spark's Python workers
+    then start faster, and end without a traceback when the JVM closes their socket. To avoid this script, set both
+    variables to `sys.executable` before this call.
 
     `archive` is the path of the file that `make spark-archive` writes. Spark sends it to the executors of a cluster,
     whose Python then needs PySpark and nothing of loglib. A local master ignores it.
@@ -162,14 +162,14 @@ def _send(builder: SparkSession.Builder, archive: str, options: Mapping[str, obj
 
 
 def _has_jvm() -> bool:
-    """Whether a JVM is running already. It has the environment variables of its start, not the current ones."""
+    """True if a JVM is running already. It has the environment variables of its start, not the current ones."""
     context = sys.modules.get("pyspark.core.context")  # not imported here: PySpark's Connect client does not have it
     started = getattr(getattr(context, "SparkContext", None), "_gateway", None) is not None
     return started or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def path_of(topic: str | os.PathLike[str] | Topic) -> str:
-    """The absolute path, or the URI, of a topic that is given by it or by a handle."""
+    """The absolute path, or the URI, of a topic that is given by a path, a URI or a handle."""
     if isinstance(topic, Topic):
         return topic._opened_by[0]  # noqa: SLF001
     path = os.fspath(topic)

@@ -2,13 +2,13 @@
 
 Invariant: a version of an app is committed once. For a stream the app is the query's id and the version the number of
 the batch, so a batch that Spark repeats is dropped if it was committed (repetition.py). For a batch write they are the
-options txnAppId and txnVersion; without these the app is random, and each write is a new one. With one topic as the
-target its log id completes the app: a topic that was made again, or another one, has committed nothing yet.
+options txnAppId and txnVersion; without these the app is random, and each write is a new one. If the target is one
+topic, its log id is a part of the app: a topic that was made again, or another one, has committed nothing yet.
 
     task        stages its records (stage.py), and sends the sections in its commit message
     driver      commits all of them as one transaction (commit.py)
 
-Spark does not tell a writer which query it serves. The tasks know it, from Spark's local properties.
+A writer does not learn from Spark which query it serves. The tasks learn it from Spark's local properties.
 
 Processes: made in Spark's planning process; `write` in executors' workers; `commit` and `abort` on the driver's host.
 """
@@ -39,23 +39,20 @@ from .pickling import by_value
 from .repetition import Write, owner_of
 from .sink_target import Target, parse
 from .source import as_schema, freeze_worker
-from .stage import StagedSection, TaskStage
+from .stage import TaskStage
 
 __all__ = ["BatchWriter", "Message", "StreamWriter"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message(WriterCommitMessage):
-    """What a task has staged, and which query it served."""
+    """The records that a task has staged, and the query that it served."""
 
     task: int
-    attempt: str
-    sections: tuple[StagedSection, ...]
-    frames: bytes
+    staging: Staging
     query: str | None  # None outside a streaming query
     batch: int | None
     run: str | None
-    rows: Mapping[str, int]  # by path of the topic
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -76,11 +73,11 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         found = _messages(messages)
-        commit(self._write(found), _staged(found))
+        commit(self._write(found), [each.staging for each in found])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         found = _messages(messages)
-        abort(self._write(found), _staged(found))
+        abort(self._write(found), [each.staging for each in found])
 
     def _write(self, messages: Sequence[Message]) -> Write:
         target = self._target
@@ -110,18 +107,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         found = _messages(messages)
         if found:
-            commit(_batch_of(found, batchId, self._target), _staged(found))
+            commit(_batch_of(found, batchId, self._target), [each.staging for each in found])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         found = _messages(messages)
         if found:
-            abort(_batch_of(found, batchId, self._target), _staged(found))
+            abort(_batch_of(found, batchId, self._target), [each.staging for each in found])
 
 
 def _checked(
     given: Mapping[str, str], schema: StructType | str, *, overwrite: bool, streaming: bool
 ) -> tuple[Target, tuple[dict[str, str], str]]:
-    """The target, and what makes it again in another process, which may have another working directory."""
+    """The target, and the arguments that make it in another process, which may have another working directory."""
     schema = as_schema(schema)
     target = parse(given, schema, overwrite=overwrite, streaming=streaming)
     others = {name: value for name, value in given.items() if name.lower() != "path"}
@@ -132,7 +129,7 @@ def _app_of(name: str, target: Target, messages: Iterable[Message]) -> str:
     """The app that counts the versions of this name in the target."""
     if target.topic is None:
         return name
-    logs = sorted({section.log_id.hex() for each in messages for section in each.sections})
+    logs = sorted({section.log_id.hex() for each in messages for section in each.staging.sections})
     return "/".join([name, *logs])  # with two logs, the topic was made again meanwhile, and the commit finds it
 
 
@@ -149,19 +146,15 @@ def _batch_of(messages: Sequence[Message], batch_id: int, target: Target) -> Wri
 
 
 def _messages(messages: Iterable[WriterCommitMessage | None]) -> list[Message]:
-    """Those of the tasks that did not fail, in the order of the tasks."""
+    """The messages of the tasks that did not fail, in the order of the tasks."""
     return sorted((each for each in messages if isinstance(each, Message)), key=lambda message: message.task)
-
-
-def _staged(messages: Iterable[Message]) -> list[Staging]:
-    return [Staging(each.attempt, each.sections, each.frames, each.rows) for each in messages]
 
 
 # --- in a task -----------------------------------------------------------------------------------------------
 
 
 def write_task(batches: Iterable[pa.RecordBatch], target: Target, *, seed: int) -> Message:
-    """Stage the records of one task; what is staged is durable."""
+    """Stage the records of one task. Durable on return."""
     freeze_worker()
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()
@@ -175,7 +168,7 @@ def write_task(batches: Iterable[pa.RecordBatch], target: Target, *, seed: int) 
     except BaseException:
         stage.discard()
         raise
-    return Message(task, stage.attempt, sections, frames, query, batch, run, stage.rows)
+    return Message(task, Staging(stage.attempt, sections, frames, stage.rows), query, batch, run)
 
 
 def _query_of(context: TaskContext) -> tuple[str | None, int | None, str | None]:

@@ -1,4 +1,4 @@
-"""Sink target: where a sink writes: its options, its columns, and the topics that it may write to.
+"""Sink target: the options of a sink, its columns, and the topics that it may write to.
 
 Invariant: a `Target` has passed every check that needs no record. Names and meanings are those of Spark's Kafka sink.
 An option or a column without a meaning is refused, never ignored.
@@ -11,7 +11,7 @@ An option or a column without a meaning is refused, never ignored.
     partition    int                     null: the topic's partitioner chooses
     timestamp    timestamp               null: the time of writing
 
-The columns `offset` and `timestampType`, which a source gives, are left out. Topics are never made by the sink.
+The columns `offset` and `timestampType` of a source are left out. The sink never makes a topic.
 
 Processes: driver and executors.
 """
@@ -22,7 +22,6 @@ import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from pyspark.sql.types import (
     ArrayType,
@@ -40,14 +39,20 @@ from ..config.policies import TopicConfig
 from ..config.uri import is_remote, local_path
 from ..log import copy_role, topic_file
 from ..system.files import REAL
-from .options import refuse_consumers, refuse_remote
+from .options import nearest, refuse_consumers, refuse_remote
 
 __all__ = ["Target", "TargetTopic", "find_place", "no_function", "parse"]
 
-_KNOWN = ("path", "topic", "txnAppId", "txnVersion", "repeatedBatch")
-_CANONICAL = {name.lower(): name for name in _KNOWN}
+_CANONICAL = {name.lower(): name for name in ("path", "topic", "txnAppId", "txnVersion", "repeatedBatch")}
 _SPARKS = {"checkpointlocation", "queryname"}  # which Spark passes on
-_WRITTEN = ("value", "key", "headers", "topic", "partition", "timestamp")
+_WRITTEN: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
+    "value": ("binary or string", (BinaryType, StringType)),
+    "key": ("binary or string", (BinaryType, StringType)),
+    "headers": ("array<struct<key:string,value:binary>>", (ArrayType,)),
+    "topic": ("string", (StringType,)),
+    "partition": ("int", (IntegerType,)),
+    "timestamp": ("timestamp", (TimestampType,)),
+}
 _LEFT_OUT = ("offset", "timestamptype")
 _MOST_VERSION = 1 << 63
 
@@ -63,10 +68,10 @@ class TargetTopic:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a sink writes, and where to."""
+    """The topics and columns that a sink writes."""
 
     path: str  # a topic, or a directory of topics
-    topic: str | None  # path of the only topic; None: the column says which
+    topic: str | None  # path of the only topic; None: a column names the topics
     app: str | None
     version: int | None
     columns: Mapping[str, str]  # the names in the DataFrame, by known name
@@ -75,7 +80,7 @@ class Target:
 
 
 def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> Target:
-    """Check the options and the columns of a sink. `ValueError` says what is wrong."""
+    """Check the options and the columns of a sink. `ValueError` names the mistake."""
     if overwrite:
         raise ValueError(
             "a log is appended to, never overwritten: "
@@ -84,9 +89,7 @@ def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, stre
     options = {name.lower(): value for name, value in given.items()}
     for name in options.keys() - _SPARKS - _CANONICAL.keys():
         refuse_consumers(name)
-        nearest = get_close_matches(name, _CANONICAL, n=1)
-        hint = f"did you mean {_CANONICAL[nearest[0]]}?" if nearest else f"for writing there are {', '.join(_KNOWN)}"
-        raise ValueError(f"unknown option {name}; {hint}")
+        raise ValueError(f"unknown option {name}; {nearest(name, _CANONICAL, there_are='for writing there are')}")
     if "path" not in options:
         raise ValueError("option path is missing: the topic to write to, or a directory of topics")
     app, version = _transaction(options, streaming=streaming)
@@ -144,12 +147,12 @@ def _any_rows(options: Mapping[str, str]) -> bool:
 
 
 def _checkpoint(given: str | None) -> str | None:
-    """The checkpoint in a form that is the same for all names of it; as it is given, if it is not on this host."""
+    """The real path of the checkpoint, which is the same for all names of it; unchanged if it is remote."""
     return given if given is None or is_remote(given) else os.path.realpath(local_path(given))
 
 
 def _only_topic(path: str, name: str | None) -> str | None:
-    """The path of the topic that all records go to; None if a column says which."""
+    """The path of the only topic; None if a column names the topics."""
     if REAL.exists(os.path.join(path, topic_file.NAME)):
         if name not in (None, os.path.basename(path)):
             raise ValueError(f"the path {path} is a topic, and the option topic names another one: {name}")
@@ -173,8 +176,7 @@ def _columns(schema: StructType) -> dict[str, str]:
         if name in _LEFT_OUT:
             continue
         if name not in _WRITTEN:
-            nearest = get_close_matches(name, _WRITTEN, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(_WRITTEN)}"
+            hint = nearest(name, dict(zip(_WRITTEN, _WRITTEN, strict=True)))
             raise ValueError(f"column {field.name} cannot be written; {hint} Select what is to be written")
         if name in columns:
             raise ValueError(f"column {field.name} is there twice")
@@ -186,15 +188,8 @@ def _columns(schema: StructType) -> dict[str, str]:
 
 
 def _check_type(given: str, name: str, found: DataType) -> None:
-    expected = {
-        "value": "binary or string", "key": "binary or string", "topic": "string", "partition": "int",
-        "timestamp": "timestamp", "headers": "array<struct<key:string,value:binary>>",
-    }[name]  # fmt: skip
-    kinds: dict[str, tuple[type[DataType], ...]] = {
-        "value": (BinaryType, StringType), "key": (BinaryType, StringType), "topic": (StringType,),
-        "partition": (IntegerType,), "timestamp": (TimestampType,), "headers": (ArrayType,),
-    }  # fmt: skip
-    fits = isinstance(found, kinds[name])
+    expected, kinds = _WRITTEN[name]
+    fits = isinstance(found, kinds)
     if fits and isinstance(found, ArrayType):
         pair = found.elementType
         fits = isinstance(pair, StructType) and [

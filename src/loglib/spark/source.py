@@ -1,11 +1,11 @@
 """Source: the batch reader that Spark uses for planning and in its tasks.
 
-Invariant: a plan is made once per `load()`, at its first action. It is a snapshot: the DataFrame gives the
-same records each time, even if more are appended. A task's splits carry all that it needs, so a task reads
-only the log's own files, by name.
+Invariant: a plan is made once per `load()`, at its first action. It is a snapshot: the DataFrame has the
+same records each time, even if more are appended. A task's splits contain all facts that it needs, so a task
+reads only the log's own files, by name.
 
 Filters are not pushed down: PySpark 4.3 shares the pushed filters of one scan with all scans of the same
-`load()`, which silently gives wrong results. Columns and ranges are options instead.
+`load()`, and the results are silently wrong. Columns and ranges are options instead.
 
 Processes: planned on the driver's host, in Spark's planning process; `read` in executors' workers.
 """
@@ -36,9 +36,9 @@ __all__ = ["BatchReader", "arrow_schema_of", "as_schema", "freeze_worker", "read
 
 
 def schema_of(given: Mapping[str, str]) -> StructType:
-    """The schema if the user gives none. Checks options and path, so that `load()` reports mistakes in them.
+    """The schema of a query whose user gives none. Checks options and path, so that `load()` reports mistakes.
 
-    Spark does not say whether the query is a batch or a stream. So options that one of them accepts are accepted
+    Spark does not pass whether the query is a batch or a stream. So options that one of them accepts are accepted
     here, and the reader refuses the others.
     """
     options = _of_either_kind(given)
@@ -79,7 +79,7 @@ class BatchReader(DataSourceReader):
 
 
 def as_schema(schema: StructType | str) -> StructType:
-    """The schema, which may be JSON: a reader is sent to a worker as what it was made of."""
+    """The schema, from JSON if a worker makes the reader."""
     return StructType.fromJson(json.loads(schema)) if isinstance(schema, str) else schema
 
 
@@ -116,7 +116,7 @@ def read_task(partition: InputPartition, schema: pa.Schema, options: Options) ->
 
 
 def _check_schema(names: Sequence[str], options: Options) -> None:
-    """Refuse options that ask for other columns than the schema, which may be the user's."""
+    """`ValueError` for options that ask for other columns than the schema, which may be the user's."""
     folded = [name.lower() for name in names]
     columns = options.columns
     if columns is not None and [name.lower() for name in columns] != folded:
@@ -130,5 +130,5 @@ def _check_schema(names: Sequence[str], options: Options) -> None:
 
 @cache
 def freeze_worker() -> None:
-    """Freeze the modules once per worker: Spark collects garbage after every task, and need not scan them."""
+    """Freeze the modules once per worker, so that Spark's garbage collection after every task does not scan them."""
     gc.freeze()

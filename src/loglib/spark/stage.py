@@ -1,13 +1,13 @@
-"""Stage: what one task of a sink writes before the commit: encoded batches, in files that no log knows.
+"""Stage: the encoded batches that one task of a sink writes before the commit, in files that belong to no log.
 
-Invariant: nothing here is in a log. Each attempt of a task has a directory of its own, with a random name, so attempts
-never meet. What `finish` returns is durable. Records for one partition keep their order.
+Invariant: no staged record is in a log. Each attempt of a task has its own directory, with a random name, so attempts
+never meet. The result of `finish` is durable. Records for one partition keep their order.
 
-    <topic>/staging/<attempt>/frames            pieces, one behind the other (transactions/staging.py says what one is)
-    <topic>/staging/<attempt>/<partition>-1     a piece with a file of its own, which may become a segment
+    <topic>/staging/<attempt>/frames            pieces, one after the other (transactions/staging.py)
+    <topic>/staging/<attempt>/<partition>-1     a large piece with its own file, which may become a segment
 
-The batches of all partitions are written when they are 32 MiB together. A partition that has much then, behind its
-first piece, gets a file of its own. If all are at most 64 KiB at the end, there is no file, and the commit message has
+The batches of all partitions are written when they are 32 MiB together. If a partition has much then, after its first
+piece, it gets its own file. If all are at most 64 KiB at the end, there is no file, and the commit message contains
 them.
 
 Threads: a stage belongs to one task.
@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -26,10 +25,11 @@ from ..append.arrow_bodies import Rows, joined
 from ..format.codec import codec_id
 from ..segment import Identity
 from ..system.files import Files
+from ..transactions.manifest import Section
 from ..transactions.staging import STAGING, Portion, Staged, directory_of, remove_attempt, sync_names
 from .sink_target import TargetTopic
 
-__all__ = ["NAME", "StagedSection", "TaskStage"]
+__all__ = ["NAME", "TaskStage"]
 
 NAME = "frames"
 _IN_MESSAGE_BYTES = 64 << 10  # Spark collects the messages of all tasks on the driver
@@ -38,20 +38,7 @@ _WAITING_BYTES = 64 << 20  # of all partitions, not encoded
 _BORROWED_BYTES = 64 << 20  # of Spark's batches that may be alive for a few records that wait
 _OWN_BYTES = 1 << 20  # of a piece for which a file of its own is made
 _OWN_FILES = 64  # open at the same time
-_BATCHES = 4  # wait for so many batches of a partition: what does not fill one is then small
-
-
-class StagedSection(NamedTuple):
-    """Batches for one partition."""
-
-    topic_path: str
-    log_id: bytes
-    partition: int
-    file: str  # relative to the topic; "" if the frames are in the message
-    at: int
-    size_bytes: int
-    batches: int
-    is_segment: bool = False
+_BATCHES = 4  # a partition waits for this many batches, so that the part that does not fill a batch is small
 
 
 @dataclass(slots=True)
@@ -72,7 +59,7 @@ class _File:
 
 
 class TaskStage:
-    """All that one attempt of a task stages. Call `finish`, or `discard`."""
+    """The staged records of one attempt of a task. Call `finish`, or `discard`."""
 
     def __init__(self, files: Files, now: Callable[[], int]) -> None:
         self.attempt = files.random_bytes(16).hex()
@@ -106,9 +93,9 @@ class TaskStage:
             self._write()
 
     def borrow(self, size_bytes: int) -> None:
-        """Say how large the batch was whose records were added: those that wait are parts of it.
+        """Count the size of Spark's batch whose records were added.
 
-        One record that waits keeps its whole batch in memory, so now and then those that wait are copied.
+        One record that waits keeps its whole batch in memory, so the waiting records are copied now and then.
         """
         self._borrowed_bytes += size_bytes
         if self._borrowed_bytes >= _BORROWED_BYTES:
@@ -117,8 +104,8 @@ class TaskStage:
                     one.waiting = [_copied(one.waiting)]
             self._borrowed_bytes = 0
 
-    def finish(self) -> tuple[tuple[StagedSection, ...], bytes]:
-        """The sections, and the frames of those that are in no file. Synced."""
+    def finish(self) -> tuple[tuple[Section, ...], bytes]:
+        """The sections, with absolute paths of their topics, and the frames of those that are in no file. Synced."""
         self._encode_all()
         in_message = not self._open and self._buffered_bytes() <= _IN_MESSAGE_BYTES
         if not in_message:
@@ -163,7 +150,7 @@ class TaskStage:
             one.waiting, one.waiting_bytes, one.waiting_records = [], 0, 0
 
     def _write(self) -> None:
-        """Write what is encoded, to the file that the partitions share, or to one of the partition."""
+        """Write the encoded batches to the file that the partitions share, or to the partition's own file."""
         for (path, _), one in self._partitions.items():
             file = self._open.get(path) or self._make_file(one.place)
             for portion in [each for each in one.staged.portions if each.parts]:
@@ -195,15 +182,15 @@ class TaskStage:
         while self._open:
             self._files.close(self._open.popitem()[1].fd)
 
-    def _section(self, staged: Staged, portion: Portion, at: int) -> StagedSection:
-        """Where a piece is; it begins at byte `at`, of the message if the piece is in memory."""
+    def _section(self, staged: Staged, portion: Portion, at: int) -> Section:
+        """The section for a piece, which begins at byte `at` of its file, or of the message if it is in memory."""
         identity, file = staged.identity, "" if portion.parts else os.path.join(STAGING, self.attempt, portion.name)
-        return StagedSection(
+        return Section(
             staged.topic_path, identity.log_id, identity.partition, file, at, portion.size_bytes, portion.batches,
             portion.is_segment,
         )  # fmt: skip
 
 
 def _copied(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The records of the batches in one, in memory of its own."""
+    """One batch with the records of these, in new memory."""
     return joined([*batches, batches[0].slice(0, 0)])  # a single one would not be copied

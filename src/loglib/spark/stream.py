@@ -4,14 +4,16 @@ Invariant: the facts of a batch are in its end offset (stream_offsets.py), which
 So a batch that Spark repeats has the same records. A stream that has read everything returns the same offset again, and
 Spark runs no batch.
 
-Spark gives a limit only to repeat what `getDefaultReadLimit` said, or says that there is none. Its kinds of limits
-cannot be combined, so the limits of the options count (limits.py).
+Spark passes the limit that `getDefaultReadLimit` returned, or none. Its kinds of limits cannot be combined, so the
+limits of the options count (limits.py).
 
-Processes: one process on the driver's host plans the whole run of a query; `read` in executors' workers.
+Processes: one process with one thread on the driver's host plans the whole run of a query; `read` in executors'
+workers.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -28,15 +30,20 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..system.clock import SYSTEM
+from ..errors import LogError
+from ..system.clock import SYSTEM, monotonic
+from ..topic import Topic
 from .micro_batch import Follower
 from .options import parse
 from .pickling import by_value
-from .publish import Publisher
 from .source import arrow_schema_of, as_schema, read_task, tasks_of
 from .stream_offsets import INITIAL
 
 __all__ = ["StreamReader"]
+
+_PUBLISH_S = 1.0  # a commit of a group takes some 10 ms, because it is synced
+
+NextOffsets = Mapping[str, Mapping[int, int]]  # by path of the topic, and partition
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -57,11 +64,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Follower(self._options)
 
     @cached_property
-    def _publisher(self) -> Publisher:
-        return Publisher(self._options.group)
+    def _publisher(self) -> _Publisher:
+        return _Publisher(self._options.group)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where the options say; the first batch finds the place."""
+        """The place that the options name; the first batch finds it."""
         return INITIAL
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -81,11 +88,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch, or `start` if there is nothing new."""
         end = self._follower.latest(start, limited=not isinstance(limit, ReadAllAvailable))
         if start != INITIAL:
-            self._publisher.publish(self._follower.positions(), idle=end == start)
+            self._publisher.publish(self._follower.next_offsets(), idle=end == start)
         return end
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The log's end, and the lag behind it: `sources[].latestOffset` of the query's progress."""
+        """The log's end, and the lag: `sources[].latestOffset` of the query's progress."""
         return self._follower.report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -98,3 +105,37 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         self._follower.close()
+
+
+class _Publisher:
+    """Commits a query's progress for a consumer group, for tools that show lag.
+
+    It commits once a second at most, or when the query has nothing else to do. Only durable progress is published:
+    Spark has committed everything below these offsets. The query never reads them, because its checkpoint has its
+    positions. So a failed commit harms no result. The first one of a run fails the query, because then the option is
+    wrong (the group has members, or the directory cannot be written). A later one is a warning, and is tried again.
+    """
+
+    def __init__(self, group: str | None) -> None:
+        self._group = group
+        self._published: NextOffsets | None = None
+        self._due = 0.0
+
+    def publish(self, next_offsets: NextOffsets, *, idle: bool) -> None:
+        """Commit the offsets, if they are new. `LogError` or `OSError` if the first commit fails."""
+        now = monotonic()
+        if self._group is None or next_offsets == self._published or (now < self._due and not idle):
+            return
+        self._due = now + _PUBLISH_S
+        try:
+            for path, offsets in next_offsets.items():
+                with Topic.open(path, mode="r") as topic:
+                    topic.reset_group(self._group, offsets)
+        except (LogError, OSError) as error:
+            if self._published is None:
+                raise
+            warnings.warn(
+                f"the progress of group {self._group} was not published: {error}", RuntimeWarning, stacklevel=2
+            )
+            return
+        self._published = next_offsets

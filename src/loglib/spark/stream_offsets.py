@@ -1,31 +1,32 @@
 """Stream offsets: how far a streaming query has planned to read, as the JSON in Spark's checkpoint.
 
-Invariant: equal offsets give equal text, because Spark compares the text. The keys are in order. Each offset also has
-the start of its own batch (`from`). Spark does not store the start of the first batch, and asks again for the initial
+Invariant: equal offsets have equal text, because Spark compares the text. The keys are in order. Each offset also has
+the start of its batch (`from`). Spark does not store the start of the first batch, and asks again for the initial
 offset when it repeats that batch. With `from` the repeated batch has the same records.
 
     {"end": {"clicks": {"0": 8192}}, "from": {"clicks": {"0": 4096}}, "history": {"clicks": {"0": 2868901522}},
      "log": {"clicks": "<32 digits>"}, "version": 1}
 
-    end      by topic and partition: the offset to read next, which is a record's or the log's end
-    from     where the batch that ends there begins
+    end      by topic and partition: the offset to read next, which is a record's offset or the log's end
+    from     the offset where the batch that ends at `end` begins
     history  the CRC of the header of the batch before (or around) `end`: it names the whole log up to there
     log      the log id of each topic: a topic that was made again has another one
 
-The initial offset is `{"start": "options", "version": 1}`. It means the options, and names no place. So it costs
-nothing when Spark asks for it without use.
+The initial offset is `{"start": "options", "version": 1}`. It refers to the options, and names no place. So it costs
+nothing if Spark asks for it and does not use it.
 
 Processes: pure; driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import LogError
 from ..groups import TopicPartition
+from .plan import Part
 
 __all__ = ["INITIAL", "Offsets", "Span", "by_topic", "decode", "encode"]
 
@@ -34,7 +35,7 @@ INITIAL = {"start": "options", "version": VERSION}
 
 
 class Span(NamedTuple):
-    """What one batch reads of a partition: [start, end)."""
+    """The part of a partition that one batch reads: [start, end)."""
 
     start: int
     end: int
@@ -43,10 +44,40 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """What one batch reads of all partitions."""
+    """The spans of one batch in all partitions."""
 
     logs: Mapping[str, bytes]  # the log id of each topic
     spans: Mapping[TopicPartition, Span]
+
+    def has(self, part: Part) -> bool:
+        """True if the batch has a span of this partition, and of the same log."""
+        return self.logs.get(part.topic) == part.log_id and part.key in self.spans
+
+    def moved(self, parts: Iterable[Part]) -> dict[str, str]:
+        """The present name, in `parts`, of each topic that has another name here."""
+        present = {part.topic: part.log_id for part in parts}
+        found = {}
+        for topic, log_id in self.logs.items():
+            if present.get(topic) != log_id:
+                names = [name for name, found_id in present.items() if found_id == log_id != self.logs.get(name)]
+                if len(names) == 1:  # of two copies nobody knows which one was read
+                    found[topic] = names[0]
+        return found
+
+    def renamed(self, moved: Mapping[str, str]) -> Offsets:
+        """These offsets with the present names of the topics that were moved."""
+        if not moved:
+            return self
+        taken = set(moved.values())  # the topic that had such a name before is gone
+        names = {topic: moved.get(topic, topic) for topic in self.logs if topic in moved or topic not in taken}
+        return Offsets(
+            {name: self.logs[topic] for topic, name in names.items()},
+            {
+                TopicPartition(names[key.topic], key.partition): span
+                for key, span in self.spans.items()
+                if key.topic in names
+            },
+        )
 
 
 def encode(offsets: Offsets) -> dict[str, Any]:

@@ -4,10 +4,9 @@ Invariant: the difference of the `boottime_us` of two moments in one boot is the
 includes suspends, and changes to the wall clock do not affect it. Wall times alone prove nothing, because
 people and machines set the wall clock.
 
-A time namespace of Linux has clocks of its own: a container that was restored, or `unshare -T --boottime`. So the time
-since the boot is the machine's, without what the namespace adds. A process may come to another namespace, and a
-checkpoint may be restored on another machine: then the two clocks differ by more or less than before, and this module
-looks again which boot it is.
+A time namespace of Linux adds an offset to the time since the boot (a restored container, `unshare -T --boottime`).
+This module subtracts the offset. If a process comes to another namespace, or is restored on another machine, the
+difference of the two clocks changes: then this module reads the boot id and the offset again.
 
 Only this module makes the system calls for both clocks. All other modules take a clock or a moment.
 
@@ -40,8 +39,8 @@ TIME_ITSELF = b"a plain function"  # the boot id of clocks whose wall time is al
 assert len(TIME_ITSELF) == _BOOT_ID_BYTES
 
 
-# Seconds, for time limits. Libraries that freeze the time in a program's tests replace `time.monotonic`, also where a
-# module has imported it: a limit would never come.
+# Seconds, for time limits. Not `time.monotonic`: libraries that freeze the time in a program's tests replace that, also
+# where a module has imported it, and a limit would never come.
 monotonic: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 
 
@@ -56,8 +55,7 @@ class Moment(NamedTuple):
 class Clock:
     """The system's clocks. `loglib.testing.open_topic` takes other clocks: subclasses with these two methods.
 
-    If the system has no boot id, or no clock that runs through suspends (macOS), each process counts as a separate
-    boot.
+    If the system has no boot id, or no clock that includes suspends (macOS), each process counts as a separate boot.
     """
 
     def __call__(self) -> int:
@@ -78,7 +76,7 @@ class Clock:
 class PlainClock(Clock):
     """A clock from a function that returns microseconds UTC, for simulations and tests.
 
-    Its time is true by definition, so it is believed at once.
+    Its time is true by definition, so it is believed without a second look.
     """
 
     def __init__(self, function: Callable[[], int]) -> None:
@@ -104,8 +102,8 @@ class _Boot(NamedTuple):
     """The boot that this process is in, and its clock."""
 
     id: bytes
-    elapsed_ns: Callable[[], int]  # since the boot, and what the time namespace adds
-    added_ns: int
+    elapsed_ns: Callable[[], int]  # since the boot, including `added_ns`
+    added_ns: int  # by the time namespace
     lead_ns: int  # of the wall clock, when this was found
 
 
@@ -137,25 +135,21 @@ def _boot() -> _Boot:
 
 @lru_cache(maxsize=1)
 def _began_ns() -> int:
-    """A moment in this process, by the clock that each system has."""
+    """A moment in this process, by the clock that every system has."""
     return time.monotonic_ns()
 
 
 def _read_added(
     files: Files, path: str = _OFFSETS, namespaces: tuple[str, str] = (_NAMESPACE, _NAMESPACE_OF_CHILDREN)
 ) -> int | None:
-    """What the time namespace adds to the time since the boot, in nanoseconds; None if it cannot be known."""
+    """The nanoseconds that the time namespace adds to the time since the boot; None if they are unknown."""
     try:
         if not files.exists(namespaces[0]):  # a system without such namespaces
             return 0
         own, of_children = [files.stat(each) for each in namespaces]
         if not os.path.samestat(own, of_children):  # the offsets are those of the children
             return None
-        fd = files.open_read(path)
-        try:
-            lines = files.read_at(fd, 1024, 0).decode().splitlines()
-        finally:
-            files.close(fd)
+        lines = files.read_proc(path).decode().splitlines()
         seconds, nanoseconds = next(line.split()[1:] for line in lines if line.startswith("boottime"))
         return int(seconds) * 1_000_000_000 + int(nanoseconds)
     except (OSError, LogError, ValueError, StopIteration):
@@ -164,12 +158,7 @@ def _read_added(
 
 def _read_boot_id(files: Files, path: str = _BOOT_ID) -> bytes | None:
     try:
-        fd = files.open_read(path)
-        try:
-            text = files.read_at(fd, 64, 0)
-        finally:
-            files.close(fd)
-        boot_id = bytes.fromhex(text.decode().strip().replace("-", ""))
+        boot_id = bytes.fromhex(files.read_proc(path).decode().strip().replace("-", ""))
     except (OSError, LogError, ValueError):  # not Linux, or a sandbox without it
         return None
     return boot_id if len(boot_id) == _BOOT_ID_BYTES and any(boot_id) else None

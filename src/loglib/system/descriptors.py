@@ -4,8 +4,8 @@ Invariant: no descriptor that the library opens keeps the number 0, 1 or 2. A se
 then gives them to the next file that is opened, and a C library that prints a warning to "standard error" would write
 it into a log. SQLite met this ("How to corrupt an SQLite database file", 2.3).
 
-All that makes a descriptor goes through `above_standard`. Only the command line opens the three numbers themselves
-(cli/streams.py), because its process is its own.
+Each new descriptor goes through `above_standard`. Only the command line opens the three numbers themselves
+(cli/streams.py), because it owns its process.
 
 Threads: no state, safe for all.
 """
@@ -21,7 +21,7 @@ _FIRST = 3  # after standard input, output and error
 
 
 def above_standard(fd: int) -> int:
-    """The descriptor, or a new one above 2 for the same open file: then the given one is closed."""
+    """The descriptor, if it is above 2. Otherwise close it, and return another one for the same open file."""
     if fd >= _FIRST:
         return fd
     try:
@@ -31,7 +31,7 @@ def above_standard(fd: int) -> int:
 
 
 def nameless_file() -> int:
-    """A new file for reading and writing, in the system's place for such files. It is gone when it is closed."""
+    """A new temporary file for reading and writing. It is gone when it is closed."""
     from tempfile import TemporaryFile  # imported here: only an archive in an object store needs it
 
     with TemporaryFile(buffering=0) as file:

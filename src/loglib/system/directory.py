@@ -2,12 +2,11 @@
 
 Invariant: every operation happens in the directory that was opened. After `mv topic topic.bak` and a
 new topic at the old path, the holder of the old directory continues in `topic.bak` and never touches a
-file of the new one. `path` is the path at the time of opening. It is used for messages, and for `is_named`,
-which checks whether it still leads here.
+file of the new one. `path` is the path at the time of opening, for messages and for `is_named`.
 
 Files are given by name, without a slash. Errors have the whole path.
 
-Threads: safe for all, except `names` and `sizes`: two calls at once would share one position in the listing.
+Threads: safe for all, except `names` and `sizes`: two simultaneous calls would share one position in the listing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["Directory"]
 _LOCK_TIMEOUT_S = 30.0  # the work under such a lock takes milliseconds
 _NAP_S = 0.001
 # The process and the thread that hold a directory for a moment, by its device and inode. A call that has interrupted
-# that thread is refused, since waiting would be in vain.
+# that thread is refused, because it would wait for ever.
 _held: dict[tuple[int, int], tuple[int, int]] = {}
 
 
@@ -66,7 +65,7 @@ class Directory(NotCopyable):
         self.files.close(self.fd)
 
     def lock_for_a_moment(self, holder: str, *, advice: str, shared: bool = False) -> None:
-        """Wait for the directory's flock, which `close` releases; with `shared` others may share it.
+        """Wait for the directory's flock, which `close` releases. With `shared` others may share it.
 
         `LockedError` if another process holds it for 30 s. Its message has `holder` (the possible holder) and `advice`.
         """
@@ -91,15 +90,15 @@ class Directory(NotCopyable):
     # --- where it is ----------------------------------------------------------------------------------
 
     def is_named(self) -> bool:
-        """Whether the path still leads to this directory. It may have been moved, removed or replaced."""
+        """True if the path still leads to this directory, which may have been moved, removed or replaced."""
         return self.is_at(self.path)
 
     def is_same(self, other: Directory) -> bool:
-        """Whether the other one is this directory, perhaps by another path."""
+        """True if the other one is this directory, perhaps by another path."""
         return self._identity == other._identity
 
     def is_at(self, path: str, *, dir_fd: int | None = None) -> bool:
-        """Whether the path leads to this directory. With `dir_fd`, only its last part is looked up there."""
+        """True if the path leads to this directory. With `dir_fd`, only its last part is looked up, there."""
         try:
             facts = self.files.facts(path, dir_fd=dir_fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -113,11 +112,11 @@ class Directory(NotCopyable):
         return self.files.open_read(self.path_of(name), dir_fd=self.fd)
 
     def open_write(self, name: str) -> int:
-        """Open an existing regular file for reading and writing, as a file of its own: see `Files.open_write`."""
+        """Open an existing regular file for reading and writing, as `Files.open_write` does."""
         return self.files.open_write(self.path_of(name), dir_fd=self.fd)
 
     def make_own(self, name: str) -> None:
-        """Let a file have no other name; see `Files.make_own`."""
+        """If a file has other names, replace it by a copy, as `Files.make_own` does."""
         self.files.make_own(self.path_of(name), dir_fd=self.fd)
 
     def create(self, name: str, permissions: int, *, exclusive: bool = True) -> int:
@@ -144,11 +143,11 @@ class Directory(NotCopyable):
     # --- names ------------------------------------------------------------------------------------------
 
     def exists(self, name: str) -> bool:
-        """Whether the name exists, even as a dangling link."""
+        """True if the name exists, even as a dangling link."""
         return self.files.exists(name, dir_fd=self.fd)
 
     def is_directory(self, name: str) -> bool:
-        """Whether the name is a directory, and not a link to one; `FileNotFoundError` if it does not exist."""
+        """True if the name is a directory, and not a link to one; `FileNotFoundError` if it does not exist."""
         return self.files.is_directory(name, dir_fd=self.fd)
 
     def names(self) -> list[str]:
@@ -181,4 +180,4 @@ class Directory(NotCopyable):
 
     def sync(self) -> None:
         """Make creations, renames, links and removals durable. Synced."""
-        self.files.sync_names(self.fd, self.path)
+        self.files.sync_directory(self.path, dir_fd=self.fd)

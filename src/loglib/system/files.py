@@ -1,8 +1,7 @@
-"""Files: every call loglib makes to the file system, in one place.
+"""Files: what loglib does with files and directories, and what each operation promises.
 
-Invariant: no other module of the package calls `os` for files. Each method under *System calls* is one
-call to the system. All other methods use only these, so another implementation (`loglib.testing` has
-several) overrides only system calls.
+Invariant: all operations use only the methods of `SystemCalls`, so another implementation (`loglib.testing` has
+several) overrides only these.
 
 Each method states its promise: *handed to the system* (survives a killed process) or *synced* (survives a
 power cut). The caller gives every position. There is no append mode and no shared cursor, so an interrupted
@@ -20,19 +19,16 @@ import os
 import resource
 import select
 import stat
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..errors import CorruptLogError, LogError, StorageIOError, TooManyFilesError, is_out_of_descriptors
-from .descriptors import above_standard
-from .poll import new_poll
+from .system_calls import COPY_BYTES, LACKS, Buffer, SystemCalls
 
-__all__ = ["REAL", "SYSTEM_CALLS", "Buffer", "Files", "spare_files", "with_a_free_descriptor"]
+__all__ = ["REAL", "Buffer", "Files", "spare_files", "with_a_free_descriptor"]
 
 T = TypeVar("T")
-Buffer = bytes | bytearray | memoryview
 
 # O_NOFOLLOW: a symlink planted in a log directory must not redirect a write. O_NONBLOCK: opening a
 # FIFO planted there must not hang. Both change nothing for regular files, the only files that are accepted.
@@ -40,82 +36,15 @@ _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # The system's errors for opening a link, a directory for writing, a socket, or a pipe without its other end.
 _NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP, errno.ENXIO)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_COPY_BYTES = 1 << 20
-# The system's errors for a call that a file system does not have. What each of these calls then does is said there.
-_LACKS = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-_NO_LOCKS = (*_LACKS, errno.ENOLCK, errno.EBADF)  # the last two: NFS without a lock daemon; it locks no directory
-_NO_LINKS = (*_LACKS, errno.EPERM)
-_NO_PERMISSIONS = (*_LACKS, errno.EPERM)
+_NO_LOCKS = (*LACKS, errno.ENOLCK, errno.EBADF)  # the last two: NFS without a lock daemon; it locks no directory
+_NO_LINKS = (*LACKS, errno.EPERM)
+_NO_PERMISSIONS = (*LACKS, errno.EPERM)
 
 logger = logging.getLogger("loglib")
 
-SYSTEM_CALLS = (
-    "open", "close", "pread", "pwritev", "ftruncate", "datasync", "drop_cached", "fsync", "rename", "link", "unlink",
-    "mkdir", "rmdir", "chmod", "fchmod", "fstat", "stat", "lstat", "listdir", "flock", "statvfs", "sendfile", "read",
-    "write", "poll", "copy_file_range",
-)  # fmt: skip
-
-
-def _open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    return above_standard(os.open(path, flags, mode, dir_fd=dir_fd))
-
-
-def _poll(file: Any, event: int, timeout_s: float | None = None) -> bool:
-    poll = new_poll()
-    poll.register(file, event)
-    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
-
-
-def _lacking(*_: int) -> int:
-    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-
-def _listdir(place: str | int) -> list[str]:
-    return os.listdir(place)
-
-
-if sys.platform == "darwin":  # no pwritev, no fdatasync, and sendfile to sockets only
-
-    def _pwritev(fd: int, parts: Sequence[Buffer], position: int) -> int:
-        return os.pwrite(fd, b"".join(parts), position)
-
-    def _datasync(fd: int) -> None:
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync stops at the drive's cache
-
-    def _drop_cached(fd: int, start: int, size_bytes: int) -> None:
-        """This system has no such call."""
-
-    def _sendfile(to: int, source: int, start: int, size_bytes: int) -> int:
-        return os.write(to, os.pread(source, min(size_bytes, _COPY_BYTES), start))
-
-    def _copy_file_range(source: int, to: int, size_bytes: int, start: int, at: int) -> int:
-        return _pwritev(to, [os.pread(source, min(size_bytes, _COPY_BYTES), start)], at)
-
-else:
-    _pwritev = os.pwritev
-
-    def _datasync(fd: int) -> None:
-        try:
-            os.fdatasync(fd)
-        except OSError as error:
-            if error.errno not in _LACKS:
-                raise
-            os.fsync(fd)
-
-    def _drop_cached(fd: int, start: int, size_bytes: int) -> None:
-        os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
-
-    _sendfile: Callable[[int, int, int, int], int] = os.sendfile
-    # An interpreter that was built for an older system has no such call.
-    _copy_file_range: Callable[[int, int, int, int, int], int] = getattr(os, "copy_file_range", _lacking)
-
-# Here files are numbers. The functions of the system also take objects; other implementations need not.
-_fsync: Callable[[int], None] = os.fsync
-_flock: Callable[[int, int], None] = fcntl.flock
-
 
 def with_a_free_descriptor(path: str, call: Callable[[], T]) -> T:
-    """Make a call that needs a descriptor. If there is none, files that are open and not in use are closed first."""
+    """Make a call that needs a descriptor. If none is left, close files that are open and not in use, and try again."""
     try:
         return call()
     except OSError as error:
@@ -135,7 +64,7 @@ spare_files: list[Callable[[], object]] = []  # each closes files that would be 
 
 
 def _check_name(path: str, error: OSError) -> None:
-    """`LogError` if the file system does not take so long a name: some take fewer letters than a topic may have."""
+    """Raise `LogError` if the name is too long: some file systems take shorter names than a topic may have."""
     if error.errno == errno.ENAMETOOLONG:
         longest = max(map(len, path.split(os.sep)))
         raise LogError(
@@ -144,45 +73,15 @@ def _check_name(path: str, error: OSError) -> None:
         ) from error
 
 
-class Files:
+def _name(path: str, dir_fd: int | None) -> str:
+    """The path for a system call, or its last part for a call in an open directory."""
+    return path if dir_fd is None else os.path.basename(path)
+
+
+class Files(SystemCalls):
     """The real file system. Tests replace it by other implementations."""
 
-    # Whether the paths are files of the system, so that inotify can watch them.
-    real = True
-
-    # --- system calls: another implementation overrides these -------------------------------------
-
-    # The calls with a path also take `dir_fd=`, like the functions of `os`: then the path is looked up in that open
-    # directory, even if it has been moved. `rename` and `link` take `src_dir_fd=` and
-    # `dst_dir_fd=`.
-    open = staticmethod(_open)  # (path, flags, permissions); a number above those of the standard streams
-    close = staticmethod(os.close)
-    pread = staticmethod(os.pread)
-    pwritev = staticmethod(_pwritev)  # may write fewer bytes than given
-    ftruncate = staticmethod(os.ftruncate)
-    datasync = staticmethod(_datasync)  # the file's bytes and size: synced
-    drop_cached = staticmethod(_drop_cached)  # whole clean pages: the next read gets them from the disk
-    fsync = staticmethod(_fsync)  # a directory's names: synced
-    rename = staticmethod(os.rename)
-    link = staticmethod(os.link)  # a second name for a file; FileExistsError if the name is taken, so one caller wins
-    unlink = staticmethod(os.unlink)
-    mkdir = staticmethod(os.mkdir)  # (path, permissions)
-    rmdir = staticmethod(os.rmdir)
-    chmod = staticmethod(os.chmod)
-    fchmod = staticmethod(os.fchmod)
-    fstat = staticmethod(os.fstat)
-    stat = staticmethod(os.stat)
-    lstat = staticmethod(os.lstat)
-    listdir = staticmethod(_listdir)  # (a path, or an open directory)
-    flock = staticmethod(_flock)
-    statvfs = staticmethod(os.statvfs)
-    sendfile = staticmethod(_sendfile)  # (to, source, start, size_bytes)
-    read = staticmethod(os.read)  # from a stream, at its own position; so does `write`
-    write = staticmethod(os.write)
-    copy_file_range = staticmethod(_copy_file_range)  # (source, to, size_bytes, start, at): shares blocks if it can
-    poll = staticmethod(_poll)  # (a stream, event, most seconds to wait); False if they passed without the event
-
-    # --- chance -------------------------------------------------------------------------------------
+    real = True  # the paths are files of the system, so inotify can watch them
 
     def random_bytes(self, count: int) -> bytes:
         """Bytes that cannot be predicted."""
@@ -197,28 +96,23 @@ class Files:
         return self._open_regular(path, os.O_RDONLY, dir_fd=dir_fd)
 
     def open_write(self, path: str, *, dir_fd: int | None = None) -> int:
-        """Open an existing regular file for reading and writing, as a file of its own.
+        """Open an existing regular file for reading and writing.
 
-        If it has more than one name (`cp -al`, a backup of hard links, a snapshot), a copy takes its place first. What
-        is written then does not reach the other names, where another writer may be. Nobody may be writing by this name.
+        If the file has more than one name (`cp -al`, a backup of hard links, a snapshot), a copy takes its place first.
+        So writes do not reach the other names, where another writer may be. Nobody may be writing by this name.
         """
         return self._open_regular(path, os.O_RDWR, own=True, dir_fd=dir_fd)
 
     def _own_copy(self, shared: int, path: str, facts: os.stat_result, dir_fd: int | None) -> int:
-        """Put a copy in the place of an open file with more names; returns the copy, open. Synced."""
+        """Replace the name `path` of the open file by a copy; close the file, and return the open copy. Synced."""
         temporary = f"{path}.{self.random_bytes(4).hex()}.tmp"
         try:
             fd = self.create(temporary, stat.S_IMODE(facts.st_mode), dir_fd=dir_fd)
             try:
                 self.share_range(shared, fd, start=0, end=facts.st_size, at=0)
                 self.datasync(fd)
-                if dir_fd is None:
-                    self.rename(temporary, path)
-                    self.sync_directory(os.path.dirname(path))
-                else:
-                    here, there = os.path.basename(temporary), os.path.basename(path)
-                    self.rename(here, there, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-                    self.sync_names(dir_fd, os.path.dirname(path))
+                self.rename(_name(temporary, dir_fd), _name(path, dir_fd), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+                self.sync_directory(os.path.dirname(path), dir_fd=dir_fd)
             except BaseException:
                 self.close(fd)
                 raise
@@ -227,13 +121,13 @@ class Files:
         return fd
 
     def make_own(self, path: str, *, dir_fd: int | None = None) -> None:
-        """Let the file have no other name, as `open_write` does, if there is one at the path."""
+        """If the file at the path has other names, replace it by a copy, as `open_write` does."""
         with suppress(FileNotFoundError):
             if self.facts(path, dir_fd=dir_fd).st_nlink > 1:
                 self.close(self.open_write(path, dir_fd=dir_fd))
 
     def open_to_lock(self, path: str) -> int:
-        """Open an existing regular file for reading and writing as it is: others may have locked it."""
+        """Open an existing regular file for reading and writing, even with other names: others may have locked it."""
         return self._open_regular(path, os.O_RDWR)
 
     def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
@@ -263,10 +157,9 @@ class Files:
         self, path: str, flags: int, permissions: int = 0o600, *, own: bool = False, dir_fd: int | None = None
     ) -> int:
         expected = "a regular file, and no link, pipe or device"
-        place = {} if dir_fd is None else {"dir_fd": dir_fd}
-        name = path if dir_fd is None else os.path.basename(path)
+        name = _name(path, dir_fd)
         try:
-            fd = with_a_free_descriptor(path, lambda: self.open(name, flags | _SAFE, permissions, **place))
+            fd = with_a_free_descriptor(path, lambda: self.open(name, flags | _SAFE, permissions, dir_fd=dir_fd))
         except TooManyFilesError:
             raise
         except OSError as error:
@@ -292,7 +185,7 @@ class Files:
         return self.fstat(fd).st_size
 
     def exists(self, path: str, *, dir_fd: int | None = None) -> bool:
-        """Whether the name exists, even as a dangling link."""
+        """True if the name exists, even as a dangling link."""
         try:
             self.facts(path, dir_fd=dir_fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -302,7 +195,7 @@ class Files:
     def facts(self, path: str, *, dir_fd: int | None = None) -> os.stat_result:
         """The system's facts about the name itself, without following a link: type, size, inode, number of names."""
         try:
-            return self.lstat(path) if dir_fd is None else self.lstat(os.path.basename(path), dir_fd=dir_fd)
+            return self.lstat(_name(path, dir_fd), dir_fd=dir_fd)
         except OSError as error:
             _check_name(path, error)
             raise
@@ -362,10 +255,18 @@ class Files:
         finally:
             self.close(fd)
 
+    def read_proc(self, path: str) -> bytes:
+        """The whole content of a file whose size the system does not know, as of those in /proc."""
+        fd = self.open_read(path)
+        try:
+            return b"".join(iter(lambda: self.read(fd, COPY_BYTES), b""))
+        finally:
+            self.close(fd)
+
     def copy_range(self, source: int, target: int, *, start: int, end: int, at: int) -> None:
-        """Copy bytes [start, end) of one open file to `at` in another (or the same). Handed to the system."""
+        """Copy bytes [start, end) of one open file to position `at` in another or the same. Handed to the system."""
         while start < end:
-            block = self.pread(source, min(_COPY_BYTES, end - start), start)
+            block = self.pread(source, min(COPY_BYTES, end - start), start)
             if not block:
                 raise OSError(errno.EIO, "the file ended early")
             self.write_all(target, [block], at)
@@ -373,9 +274,9 @@ class Files:
             at += len(block)
 
     def share_range(self, source: int, target: int, *, start: int, end: int, at: int) -> None:
-        """The same as `copy_range`; the files share the disk's blocks (a reflink) where the file system can do that.
+        """As `copy_range`, but the files share the disk's blocks (a reflink) if the file system can do that.
 
-        Otherwise the system copies without passing the bytes through this process, if it can. Handed to the system.
+        Otherwise the system copies the bytes, if it can, without passing them through this process.
         """
         with suppress(OSError):  # it cannot between these files; a full disk is found again below
             while start < end and (count := self.copy_file_range(source, target, end - start, start, at)):
@@ -384,12 +285,12 @@ class Files:
         self.copy_range(source, target, start=start, end=end, at=at)
 
     def try_lock(self, fd: int, path: str = "the file", *, shared: bool = False) -> bool:
-        """Take the exclusive flock of the open file if it is free; never waits. The path is for the error.
+        """Take the exclusive flock of the open file, or return False if it is not free. The path is for the error.
 
         `StorageIOError` if the file system has no such locks: without them two writers would share a log.
 
         With `shared` it takes a shared flock. A process that only checks whether a file is locked uses it, so that
-        two such processes do not block each other. In both cases it is enough that the file is open for reading.
+        two such processes do not block each other. For both, the file need only be open for reading.
         """
         try:
             self.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -412,10 +313,7 @@ class Files:
         system has no hard links: only with them the first of several processes gets a name, with a whole file.
         """
         try:
-            if dir_fd is None:
-                self.link(path, target)
-            else:
-                self.link(os.path.basename(path), os.path.basename(target), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            self.link(_name(path, dir_fd), _name(target, dir_fd), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         except OSError as error:
             if error.errno in _NO_LINKS:
                 doing = (
@@ -427,15 +325,15 @@ class Files:
             raise
 
     def unlock(self, fd: int) -> None:
-        """Release the flock of the open file, also for processes that share it by a fork."""
+        """Release the flock of the open file, also for processes that share the file by a fork."""
         try:
             self.flock(fd, fcntl.LOCK_UN)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:  # else it could not be locked either
+            if error.errno not in _NO_LOCKS:  # where it could not be locked either
                 raise
 
     def same_file(self, fd: int, path: str) -> bool:
-        """Whether the path still leads to the open file."""
+        """True if the path still leads to the open file."""
         try:
             named = self.lstat(path)
         except FileNotFoundError:
@@ -445,7 +343,7 @@ class Files:
     # --- directories --------------------------------------------------------------------------------
 
     def is_directory(self, path: str, *, dir_fd: int | None = None) -> bool:
-        """Whether the path itself is a directory, and not a link to one."""
+        """True if the path itself is a directory, and not a link to one."""
         return stat.S_ISDIR(self.facts(path, dir_fd=dir_fd).st_mode)
 
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
@@ -463,28 +361,27 @@ class Files:
         """Open a directory, to lock or to sync it."""
         return with_a_free_descriptor(path, lambda: self.open(path, _DIRECTORY))
 
-    def sync_directory(self, path: str) -> None:
-        """Make creations, renames and removals in the directory durable. Synced."""
-        fd = self.open_directory(path)
-        try:
-            self.sync_names(fd, path)
-        finally:
-            self.close(fd)
+    def sync_directory(self, path: str, *, dir_fd: int | None = None) -> None:
+        """Make creations, renames and removals in the directory durable. It may be open already, as `dir_fd`.
 
-    def sync_names(self, fd: int, path: str) -> None:
-        """The same for an open directory. Some file systems (SMB, FUSE) cannot do it: that is logged once."""
+        Some file systems (SMB, FUSE) cannot do it: that is logged once.
+        """
+        fd = self.open_directory(path) if dir_fd is None else dir_fd
         try:
             self.fsync(fd)
         except OSError as error:
-            if error.errno not in _LACKS:
+            if error.errno not in LACKS:
                 error.filename = path
                 raise
-            _tell_once(self.fstat(fd).st_dev, path, "cannot sync a directory: after a power cut new files may be gone")
+            _log_once(self.fstat(fd).st_dev, path, "cannot sync a directory: after a power cut new files may be gone")
+        finally:
+            if dir_fd is None:
+                self.close(fd)
 
     def _permit(
         self, path: str, permissions: int, change: Callable[[], None], look: Callable[[], os.stat_result]
     ) -> None:
-        """Change permissions. Some file systems (SMB, FAT) have their own for all files: that is logged once."""
+        """Call `change`. Some file systems (SMB, FAT) have fixed permissions, which `look` finds: logged once."""
         try:
             change()
         except OSError as error:
@@ -494,7 +391,7 @@ class Files:
             found = stat.S_IMODE(facts.st_mode)
             if found != permissions:
                 what = f"does not take permissions: instead of {permissions:o} files and directories have {found:o}"
-                _tell_once(facts.st_dev, path, what)
+                _log_once(facts.st_dev, path, what)
 
     def make_directory(self, path: str, permissions: int) -> None:
         """Create one directory. Its search bits follow the read bits of `permissions`."""
@@ -523,8 +420,8 @@ class Files:
     def move_directory(self, path: str, target: str, *, first: str = "") -> None:
         """Rename a directory to a name that nothing has. Handed to the system.
 
-        An overlay does not rename a directory of the image below it. Then the content is moved piece by piece, and
-        the file `first` before all others: without it the rest means nothing.
+        An overlay does not rename a directory of the image below it. Then the content is moved piece by piece,
+        beginning with the file `first`, without which the rest means nothing.
         """
         try:
             self.rename(path, target)
@@ -547,7 +444,7 @@ class Files:
             return False
 
     def remove_tree(self, path: str) -> None:
-        """Remove a private directory with its contents, as far as possible."""
+        """Remove a private directory with its contents. What cannot be removed stays."""
         with suppress(OSError):
             for name in self.listdir(path):
                 each = os.path.join(path, name)
@@ -567,7 +464,7 @@ class Files:
     def write_stream(self, to: int, data: Buffer, *, timeout_s: float | None = None) -> None:
         """Write to a socket, pipe or file at its own position, and wait while it is not ready.
 
-        `TimeoutError` if it takes nothing for `timeout_s`; some of the data may be written then.
+        `TimeoutError` if it takes nothing for `timeout_s`; a part of the data may be written then.
         """
         view = memoryview(data)
         while view:
@@ -590,7 +487,7 @@ class Files:
     ) -> None:  # fmt: skip
         """Send bytes of an open file to a socket, pipe or file, without copying if the system can.
 
-        `TimeoutError` if it takes nothing for `timeout_s`; some of the bytes may be sent then.
+        `TimeoutError` if it takes nothing for `timeout_s`; a part of the bytes may be sent then.
         """
         end = start + size_bytes
         while start < end:
@@ -600,9 +497,9 @@ class Files:
                 self.wait_writable(to, timeout_s)
                 continue
             except OSError as error:
-                if error.errno not in _LACKS:
+                if error.errno not in LACKS:
                     raise
-                block = self.pread(source, min(_COPY_BYTES, end - start), start)  # `to` may be open for appending
+                block = self.pread(source, min(COPY_BYTES, end - start), start)  # `to` may be open for appending
                 self.write_stream(to, block, timeout_s=timeout_s)
                 sent = len(block)
             if sent == 0:
@@ -610,13 +507,13 @@ class Files:
             start += sent
 
 
-_told: set[tuple[int, str]] = set()  # file systems, and what each lacks
+_logged: set[tuple[int, str]] = set()  # file systems, and what each lacks
 
 
-def _tell_once(device: int, path: str, what: str) -> None:
+def _log_once(device: int, path: str, what: str) -> None:
     """Log what a file system lacks, once for each in this process."""
-    if (device, what) not in _told:
-        _told.add((device, what))
+    if (device, what) not in _logged:
+        _logged.add((device, what))
         logger.warning("%s: this file system %s", path, what)
 
 

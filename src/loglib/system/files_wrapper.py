@@ -1,6 +1,6 @@
 """Files wrapper: other files, of which a subclass sees or changes some calls.
 
-Invariant: each system call of `Files` reaches the inner files with its arguments, unless a subclass overrides its
+Invariant: each system call reaches the inner files with its arguments, unless a subclass overrides its
 method. All calls go through `forward`, so a subclass that overrides this one method sees all of them.
 
 Threads: as safe as the inner files.
@@ -18,7 +18,7 @@ __all__ = ["FilesWrapper"]
 
 
 class FilesWrapper(Files):
-    """A base class; `inner` gets the calls."""
+    """A base class; `inner` are the other files."""
 
     def __init__(self, inner: Files) -> None:
         self.inner = inner
@@ -31,7 +31,7 @@ class FilesWrapper(Files):
     def random_bytes(self, count: int) -> bytes:
         return self.inner.random_bytes(count)
 
-    # --- system calls, in the order of `Files` ------------------------------------------------------
+    # --- system calls, in the order of `SystemCalls` ------------------------------------------------------
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         fd: int = self.forward("open", path, flags, mode, dir_fd=dir_fd)

@@ -1,6 +1,6 @@
 """Group commit: one thread at a time does a piece of work. A waiting thread may find that its work is already done.
 
-Invariant: at most one `take` runs its action at any moment. With it one fsync serves many threads (group
+Invariant: at most one `take` runs its action at any moment. So one fsync serves many threads (group
 commit): the thread that has the turn flushes all records that were appended before. The other threads wake,
 see that their records are durable, and leave.
 
@@ -8,8 +8,8 @@ A plain lock is not enough: the thread that has just released it would take it a
 and would sync only its own next record. So a turn begins with a wait until as many threads have come as came
 for the last turn. The wait takes at most half the time of the last turn. A lone thread never waits.
 
-The turn itself is one lock, acquired and released by `with`, so that an exception at any instruction leaves
-it free. All the rest is for speed. Each waiting thread waits at its own gate, a lock that the thread with the
+The turn itself is one lock, acquired and released by `with`, so an exception at any instruction leaves it
+free. All the rest is for speed. Each waiting thread waits at its own gate, a lock that the thread with the
 turn opens. If an interrupt prevents that, the waiting thread looks again by itself. A condition is not used:
 an interrupt may come while it acquires its lock again after a wait, and the thread would then release a lock
 that another thread holds.
@@ -20,12 +20,12 @@ Threads: any thread may call `take`, but not from within an action: `check_outsi
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Set
 from operator import methodcaller
 from typing import TypeVar
 
+from .clock import monotonic
 from .not_copyable import NotCopyable
 from .reentry import is_mine, refuse
 
@@ -38,15 +38,15 @@ _open = methodcaller("release")
 
 
 class Turn(NotCopyable):
-    """See the module's docstring."""
+    """The turn to do a piece of work, which one thread at a time has."""
 
     def __init__(self) -> None:
         self._turn = threading.RLock()  # reentrant, so that it knows its thread; no thread takes it twice
-        self._busy = threading.Lock()  # taken with the turn, and only there: it tells whether anybody has the turn
+        self._busy = threading.Lock()  # taken only together with the turn: it is locked while anybody has the turn
         # Guards the attributes below. No call is made while it is held, so no signal handler can run meanwhile. A
         # finalizer can, and is refused.
         self._noting = threading.RLock()
-        # The threads that have the turn or go to its lock. After some interrupts one of them may do neither.
+        # The threads that have the turn or wait for its lock. After some interrupts one of them may do neither.
         self._going: Set[int] = frozenset()
         self._arrived = 0  # threads that came since the last action began
         self._expected = 0  # threads that are expected to come for this turn
@@ -103,12 +103,12 @@ class Turn(NotCopyable):
             gate.release()
 
     def _go(self, me: int) -> None:
-        """Go to the lock, whoever else does."""
+        """Count this thread among those that wait for the lock."""
         with self._noting:
             self._going = self._going | {me}
 
     def _claim(self, me: int) -> bool:
-        """Whether nobody has the turn. Then it is this thread's. A lone caller needs no gate."""
+        """Take the turn and return True if nobody has it. A lone caller needs no gate."""
         with self._noting:
             if self._going - {me}:
                 return False
@@ -128,9 +128,9 @@ class Turn(NotCopyable):
     def _gate_of_another(self, me: int, *, believed: bool) -> threading.Lock | None:
         """The gate at which to wait for the end of another thread's turn; None if the next turn is this thread's.
 
-        Only one thread at a time goes on to the lock. The lock is not fair: if many threads waited there, two could
+        Only one thread at a time waits for the lock. The lock is not fair: if many threads waited there, two could
         pass it to each other while the others starve. `believed` is False for a thread whose gate was not opened in
-        time: it does not trust `_going`. If it is wrong, two are at the lock until one of them has had its turn.
+        time: it does not trust `_going`. If it is wrong, two threads wait until one of them has had its turn.
         """
         gate, locked = _shut_gate(), self._busy.locked()
         with self._noting:
@@ -152,16 +152,16 @@ class Turn(NotCopyable):
     def _run(self, action: Callable[[], T]) -> T:
         with self._noting:
             served, self._arrived = self._arrived, 0
-        began = time.monotonic()
+        began = monotonic()
         try:
             return action()
         finally:
-            self._last_s = time.monotonic() - began
+            self._last_s = monotonic() - began
             self._expected = served + self._arrived
 
     def _end(self, me: int) -> None:
         with self._noting:
-            self._going = self._going - {me}  # others may be at the lock
+            self._going = self._going - {me}  # others may wait for the lock
             gates, self._waiting = self._waiting, []
         deque(map(_open, gates), maxlen=0)  # in C, where no interrupt comes between two gates
 

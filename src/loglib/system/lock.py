@@ -1,8 +1,8 @@
 """Lock: one writer per partition, by an flock of its directory. The kernel releases it when its holder dies.
 
 Invariant: from the return of `acquire` to the call of `release`, no other handle in any process holds the
-partition. The lock is on the directory itself. A lock file could be removed, as people do when it blocks
-them, and a second writer would lock the new file. The file `lock` only names the holder, for messages.
+partition. The lock is on the directory itself: people remove lock files that block them, and then a second
+writer would lock a new file. The file `lock` only names the holder, for messages.
 
 A forked child shares its parent's lock. The child must close its copy of the directory, because the copy
 would keep the lock after the parent's death. It must never unlock it, because that also releases the
@@ -62,7 +62,7 @@ class Lock(NotCopyable):
 
 
 def acquire(files: Files, path: str, permissions: int) -> Lock:
-    """Lock the directory of the file `path`, which will name the holder; `LockedError` at once if it is locked."""
+    """Lock the directory of the file `path`, which then names the holder; `LockedError` if it is locked."""
     with _changing:
         directory = Directory.open(files, os.path.dirname(path))
         lock = Lock(directory)
@@ -88,7 +88,7 @@ def try_acquire(files: Files, path: str) -> Lock | None:
 
 
 def is_free(files: Files, path: str) -> bool:
-    """Whether the lock of the directory `path` is free. The check itself holds the lock for a moment."""
+    """True if the lock of the directory `path` is free. The check itself holds the lock for a moment."""
     found = try_acquire(files, path)
     if found is not None:
         found.release()

@@ -8,9 +8,8 @@ of them zeroes a page. After a larger block from mmap was freed, malloc keeps tw
 (mallopt(3), "M_MMAP_THRESHOLD": the threshold is dynamic). Other allocators have no such threshold.
 
 CPython has small objects in arenas of 1 MiB (docs.python.org, "Memory Management", "The pymalloc allocator"). It
-returns an arena in which nothing is in use, and the values of a batch may fill one or two by themselves. Then each
-batch costs as many page faults again, and to read values takes three times as long. A few values in use keep the
-arenas of all.
+returns an arena in which nothing is in use, and the values of a batch may fill one or two arenas. Then each batch costs
+the same page faults again, and reading values takes three times as long. A few values in use keep all the arenas.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def keep_blocks() -> None:
 
 
 def keep_arenas(values: Sequence[bytes | None]) -> None:
-    """Let the memory of these values, if they are many small ones, be there for the values of the next call."""
+    """If these are many small values, keep their memory for the values of the next call."""
     global _in_use  # noqa: PLW0603  one for the process, as the arenas are
     if len(values) >= _STEP and len(values[0] or b"") <= _SMALL_BYTES:
         _in_use = values[::_STEP]

@@ -1,10 +1,10 @@
 """Mounts: the type of the file system of a path, for a warning where locks may not work.
 
-Invariant: the result is a guess for a warning or for the words of an error; nothing else uses it.
+Invariant: the result is a guess, used only in warnings and error messages.
 
 `flock` over NFS is a byte-range lock at the server since Linux 2.6.12 (flock(2)), and a mount option can
-make it local to one client. On FUSE and SMB it depends on the implementation. So two hosts may both take
-themselves for the one writer of a partition. Reading works there as anywhere.
+make it local to one client. On FUSE and SMB it depends on the implementation. So two hosts may both believe
+that they are the only writer of a partition. Reading works there as anywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def file_system(files: Files, path: str) -> str:
     if not files.real:
         return ""
     try:
-        table = _read(files)
+        table = files.read_proc(_TABLE).decode(errors="replace")
     except OSError:  # not Linux, or no /proc
         return ""
     return file_system_of(table, os.path.realpath(path))
@@ -54,12 +54,3 @@ def _unescaped(field: str) -> str:
     """The field with its escapes decoded: the table writes a space as a backslash and three octal digits."""
     head, *rest = field.split("\\")
     return head + "".join(chr(int(each[:3], 8)) + each[3:] for each in rest)
-
-
-def _read(files: Files) -> str:
-    fd = files.open_read(_TABLE)
-    try:
-        blocks = iter(lambda: files.read(fd, 1 << 16), b"")
-        return b"".join(blocks).decode(errors="replace")
-    finally:
-        files.close(fd)

@@ -1,8 +1,8 @@
-"""Not copyable: what holds open files, locks or threads is not copied.
+"""Not copyable: objects that hold open files, locks or threads are not copied.
 
-Invariant: copying or pickling such an object is refused in words and changes nothing. A copy would share the
-original's file descriptors and close them with itself: the original then reads from whatever file gets the
-number next.
+Invariant: copying or pickling such an object raises an error and changes nothing. A copy would share the
+original's file descriptors and close them with itself. The original would then read from another file, which
+the system has given the same number.
 """
 
 from __future__ import annotations

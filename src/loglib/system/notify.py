@@ -1,6 +1,6 @@
 """Notify: sleep until a partition may have more to read. A sleeper wakes within microseconds.
 
-Invariant: a change after the watch began is never missed: it is pending when `wait` is called, or wakes it.
+Invariant: a change after the watch began is never missed: it is pending when `wait` is called, or ends the wait.
 `wait` may return without a reason; callers look again and wait again.
 
 On Linux the kernel reports writes to the watermark files (inotify). On other systems, or when the user's
@@ -19,11 +19,11 @@ import os
 import select
 import struct
 import sys
-import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from .clock import monotonic
 from .descriptors import above_standard
 from .not_copyable import NotCopyable
 from .poll import new_poll
@@ -31,7 +31,7 @@ from .process import finish
 
 __all__ = ["REPLACED", "Observer", "Waiter"]
 
-REPLACED = "/"  # stands among the changed names; no file has this name
+REPLACED = "/"  # is among the changed names; no file has this name
 
 _IN_MODIFY = 0x2
 _IN_REPLACED = 0x4 | 0x400 | 0x800  # attributes changed (such as the number of names); file removed; file moved
@@ -68,6 +68,10 @@ class _Descriptors(NotCopyable):
     def __del__(self) -> None:
         self.close()
 
+    def wake(self) -> None:
+        with suppress(BlockingIOError):  # full: a wake is pending already
+            os.write(self.wake_in, b"\0")
+
     def close(self) -> None:
         """Close them now: in a forked child, where the frames of the parent's threads keep references for ever."""
         fds = [fd for fd in (self.wake_out, self.wake_in, self.inotify) if fd >= 0]
@@ -75,35 +79,59 @@ class _Descriptors(NotCopyable):
         finish(iter([(os.close, fd) for fd in fds]))
 
 
-class Waiter(NotCopyable):
-    """Waits for writes to files, or for `wake`."""
+class _Sleeper(NotCopyable):
+    """The base of `Waiter` and `Observer`: it is woken, and naps if the system reports nothing."""
 
-    def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:
-        self._open: _Descriptors | None = None
+    def __init__(self) -> None:
         descriptors = _Descriptors()
         self._poll = new_poll()
         self._poll.register(descriptors.wake_out, select.POLLIN)
         self._nap = _FIRST_NAP_S
+        self._open: _Descriptors | None = descriptors
+
+    def progressed(self) -> None:
+        """Look again soon, because there was something to read."""
+        self._nap = _FIRST_NAP_S
+
+    def wake(self) -> None:
+        """End the present wait, or the next one."""
+        descriptors = self._open  # this reference keeps them open
+        if descriptors is not None:
+            descriptors.wake()
+
+    def close(self) -> None:
+        self._open = None
+
+    def _next_nap(self, timeout: float | None, *, least: float = 0.0) -> float:
+        nap = max(self._nap, least)
+        self._nap = min(self._nap * _NAP_GROWTH, _LONGEST_NAP_S)
+        return nap if timeout is None else min(timeout, nap)
+
+
+class Waiter(_Sleeper):
+    """Waits for writes to files, or for `wake`."""
+
+    def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:
+        super().__init__()
+        assert self._open is not None
         paths = list(paths)
         self._must_look = bool(paths)
-        if paths and use_inotify and sys.platform == "linux" and _watch(paths, descriptors):
-            self._poll.register(descriptors.inotify, select.POLLIN)
+        if paths and use_inotify and sys.platform == "linux" and _watch(paths, self._open):
+            self._poll.register(self._open.inotify, select.POLLIN)
             self._must_look = False
-        self._open = descriptors
 
     def wait(self, timeout: float | None) -> bool:
         """Return when something may have changed, on `wake`, or after `timeout` seconds.
 
-        True if a file was moved, removed or replaced, as far as the system reports it.
+        True if the system reports that a file was moved, removed or replaced.
         """
         descriptors = self._open
         if descriptors is None:
             return False
         replaced = False
-        timeout = None if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
+        timeout = _bounded(timeout)
         if self._must_look:
-            timeout = self._nap if timeout is None else min(timeout, self._nap)
-            self._nap = min(self._nap * _NAP_GROWTH, _LONGEST_NAP_S)
+            timeout = self._next_nap(timeout)
             if descriptors.wake_out < _FD_SETSIZE:  # select() waits in microseconds, poll() in milliseconds
                 select.select([descriptors.wake_out], [], [], timeout)
                 timeout = 0.0
@@ -112,37 +140,12 @@ class Waiter(NotCopyable):
                 found = os.read(fd, _EVENT_BYTES)
             except BlockingIOError:
                 continue
-            replaced |= fd == descriptors.inotify and _tells_of_more(found)
+            replaced |= fd == descriptors.inotify and any(mask != _IN_MODIFY for _, mask, _ in _events(found))
         return replaced
-
-    def progressed(self) -> None:
-        """Look again soon, because there was something to read."""
-        self._nap = _FIRST_NAP_S
-
-    def wake(self) -> None:
-        """End the present wait, or the next one."""
-        descriptors = self._open  # and so kept open until it is written to
-        if descriptors is not None:
-            with suppress(BlockingIOError):  # full: a wake is pending already
-                os.write(descriptors.wake_in, b"\0")
-
-    def close(self) -> None:
-        self._open = None
-
-
-def _tells_of_more(events: bytes) -> bool:
-    """Whether one of the kernel's events is not a plain write."""
-    at = 0
-    while at < len(events):
-        _, what, _, name_bytes = _EVENT.unpack_from(events, at)
-        if what != _IN_MODIFY:
-            return True
-        at += _EVENT.size + name_bytes
-    return False
 
 
 class _Bell(NotCopyable):
-    """The object that a writer in this process wakes. It tells an observer what has changed."""
+    """The object that a writer in this process wakes. It records for an observer what has changed."""
 
     def __init__(self, key: Hashable, rung: dict[Hashable, None], descriptors: _Descriptors) -> None:
         self._key = key
@@ -151,11 +154,10 @@ class _Bell(NotCopyable):
 
     def wake(self) -> None:
         self._rung[self._key] = None
-        with suppress(BlockingIOError):  # full: a wake is pending already
-            os.write(self._descriptors.wake_in, b"\0")
+        self._descriptors.wake()
 
 
-class Observer(NotCopyable):
+class Observer(_Sleeper):
     """Waits for changes to files and directories, or for `wake`, and reports what has changed.
 
     Each observed file or directory has a key, which `changed` returns. If the system reports nothing (see
@@ -163,27 +165,21 @@ class Observer(NotCopyable):
     """
 
     def __init__(self, *, use_inotify: bool = True) -> None:
-        self._open: _Descriptors | None = None
-        self._libc: Any = None
+        super().__init__()
+        assert self._open is not None
         self._keys: dict[int, tuple[Hashable, str, int]] = {}  # by watch: key, path, and mask of events
         self._watches: dict[Hashable, int] = {}  # -1: the system will not report its changes
         self._bells: dict[Hashable, _Bell] = {}
         self._rung: dict[Hashable, None] = {}
         self._all = False  # a change may have been missed
-        self._nap = _FIRST_NAP_S
-        self._woken_at = time.monotonic()
-        descriptors = _Descriptors()
-        self._poll = new_poll()
-        self._poll.register(descriptors.wake_out, select.POLLIN)
-        if use_inotify and sys.platform == "linux":
-            self._libc = _inotify(descriptors)
+        self._woken_at = monotonic()
+        self._libc: Any = _inotify(self._open) if use_inotify and sys.platform == "linux" else None
         if self._libc is not None:
-            self._poll.register(descriptors.inotify, select.POLLIN)
-        self._open = descriptors
+            self._poll.register(self._open.inotify, select.POLLIN)
 
     @property
     def reports(self) -> bool:
-        """Whether the system reports every change."""
+        """True if the system reports every change."""
         return self._libc is not None
 
     def abandon(self) -> None:
@@ -241,30 +237,17 @@ class Observer(NotCopyable):
         descriptors = self._open
         if descriptors is None:
             return
-        timeout = None if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
+        timeout = _bounded(timeout)
         if self._libc is None:
-            nap = max(self._nap, _NAP_PER_LOOK * (time.monotonic() - self._woken_at))
-            timeout = nap if timeout is None else min(timeout, nap)
-            self._nap = min(self._nap * _NAP_GROWTH, _LONGEST_NAP_S)
+            timeout = self._next_nap(timeout, least=_NAP_PER_LOOK * (monotonic() - self._woken_at))
         for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
             if fd == descriptors.wake_out:
                 with suppress(BlockingIOError):
                     os.read(fd, _EVENT_BYTES)
-        self._woken_at = time.monotonic()
-
-    def progressed(self) -> None:
-        """Look again soon, because there was something to read."""
-        self._nap = _FIRST_NAP_S
-
-    def wake(self) -> None:
-        """End the present wait, or the next one."""
-        descriptors = self._open  # and so kept open until it is written to
-        if descriptors is not None:
-            with suppress(BlockingIOError):  # full: a wake is pending already
-                os.write(descriptors.wake_in, b"\0")
+        self._woken_at = monotonic()
 
     def close(self) -> None:
-        self._open = None
+        super().close()
         self._bells.clear()
 
     def _add(self, key: Hashable, path: str, mask: int) -> None:
@@ -278,7 +261,7 @@ class Observer(NotCopyable):
         self._watches[key] = watch
 
     def _has_events(self, descriptors: _Descriptors) -> bool:
-        """Whether a read returns at once. It is asked, because eventlet lets a read without an answer wait for ever."""
+        """True if a read returns immediately. Under eventlet a read without an answer would wait for ever."""
         return any(fd == descriptors.inotify for fd, _ in self._poll.poll(0))
 
     def _look_instead(self, descriptors: _Descriptors) -> None:
@@ -289,21 +272,31 @@ class Observer(NotCopyable):
         os.close(fd)
 
     def _parse(self, raw: bytes, found: dict[Hashable, set[str]]) -> None:
-        at = 0
-        while at < len(raw):
-            watch, mask, _, size = _EVENT.unpack_from(raw, at)
-            name = raw[at + _EVENT.size : at + _EVENT.size + size].rstrip(b"\0")
-            at += _EVENT.size + size
+        for watch, mask, name in _events(raw):
             self._all = self._all or bool(mask & _IN_Q_OVERFLOW)
             known = self._keys.get(watch)
             if known is None:  # `forget` was called meanwhile
                 continue
             key, path, observed = known
-            found.setdefault(key, set()).add(os.fsdecode(name))
+            found.setdefault(key, set()).add(name)
             if mask & (_IN_REPLACED | _IN_IGNORED):  # observe the file that has the path now
                 found[key].add(REPLACED)
                 self.forget(key)
                 self._add(key, path, observed)
+
+
+def _bounded(timeout: float | None) -> float | None:
+    return None if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
+
+
+def _events(raw: bytes) -> Iterator[tuple[int, int, str]]:
+    """The watch, mask and file name of each of the kernel's events."""
+    at = 0
+    while at < len(raw):
+        watch, mask, _, name_bytes = _EVENT.unpack_from(raw, at)
+        at += _EVENT.size
+        yield watch, mask, os.fsdecode(raw[at : at + name_bytes].rstrip(b"\0"))
+        at += name_bytes
 
 
 def _inotify(descriptors: _Descriptors) -> Any:

@@ -1,7 +1,7 @@
 """Poll: wait for descriptors, also where the `select` module has no `poll`.
 
-Invariant: what is registered is reported as the system's `poll` does it. eventlet takes `select.poll` away when it
-patches the standard library, and its `select.select` lets other greenlets run. So that is the way around.
+Invariant: the results are those of the system's `poll`. eventlet removes `select.poll` when it patches the standard
+library, and its `select.select` lets other greenlets run, so this module uses `select.select` there.
 
 Threads: a poll object belongs to one thread.
 """
@@ -17,20 +17,20 @@ __all__ = ["Poll", "new_poll"]
 
 
 class Poll(Protocol):
-    """What is used of `select.poll`."""
+    """The methods of `select.poll` that are used."""
 
     def register(self, fd: Any, eventmask: int, /) -> None:
         """Report these events of a descriptor, or of an object that has one."""
 
     def unregister(self, fd: Any, /) -> None:
-        """Report no event of it any more."""
+        """Report no more events of it."""
 
     def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
         """The descriptors with events, and these events; none after `timeout` milliseconds."""
 
 
 def new_poll() -> Poll:
-    """The system's poll object, or one that does the same by `select`."""
+    """The system's poll object, or one over `select.select`."""
     found: type[Poll] = getattr(select, "poll", _BySelect)
     return found()
 

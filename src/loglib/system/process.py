@@ -1,4 +1,4 @@
-"""Process: what happens to open handles when the process forks, when it ends, and when closing fails midway.
+"""Process: open handles when the process forks, when it ends, and when closing fails midway.
 
 Invariant: a forked child has abandoned its parent's handles before its own code runs, so it neither writes the
 parent's files nor unlocks them. A process that ends normally has closed its topics. This module keeps no handle alive.
@@ -6,11 +6,11 @@ parent's files nor unlocks them. A process that ends normally has closed its top
     fork_lock         a lock that a fork waits for
     in_child          methods that a forked child calls, one kind of handle after the other
     PerProcess        a value that each process makes for itself: a pool of threads, a session
-    leave_parent      calls them at once, for a callback of the fork that comes before this module's
+    leave_parent      calls them early, for a callback of the fork that comes before this module's
     at_exit           methods that are called at the end of the process
     finish            makes each call exactly once, even after an error or an interrupt
     try_each          makes one call for each item, even after an error
-    is_interrupting   whether a signal handler has interrupted a call
+    is_interrupting   True in a signal handler that has interrupted a call
 
 Forks: the fork lock that was made last is acquired first. The kinds of handles are abandoned in the order in which
 they were made. A module makes its kind after it has imported the modules that it builds on. So a child closes its
@@ -45,7 +45,7 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_PACKAGE = __name__.partition(".")[0]  # loglib, wherever this module stands in it
+_PACKAGE = __name__.partition(".")[0]  # loglib, wherever this module is in it
 _POOLS = ("multiprocessing.util", "multiprocess.util")  # the second one: pathos, and others that pickle with dill
 _LAST = -100  # after the other exit functions of their workers (down to -5), which may still append
 
@@ -114,7 +114,7 @@ def try_each(
 
 
 def fork_lock() -> threading.RLock:
-    """A lock that a fork waits for. Otherwise a thread that the child does not have could hold it there for ever."""
+    """A lock that a fork waits for. Otherwise, in the child, it could belong for ever to a thread that is not there."""
     lock = threading.RLock()  # so that a signal handler may fork
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
@@ -134,15 +134,15 @@ def in_child() -> Listeners[[int]]:
 class PerProcess(Generic[T]):
     """A value that a process makes when it first asks for it. A forked child forgets its parent's, and makes its own.
 
-    The number of a process does not tell them apart: the system gives it again when the process has ended. Make it at
-    a module's level, because it is never freed.
+    Process numbers do not distinguish them: the system reuses the number of a process that has ended. Make it at a
+    module's level, because it is never freed.
     """
 
     def __init__(self, make: Callable[[], T], abandon: Callable[[T], object] = lambda _: None) -> None:
         """`abandon` is called with the parent's value in a forked child."""
         self._make = make
         self._abandon = abandon
-        self._made: dict[str, T] = {}  # one value at most; two threads that make it at once keep the same one
+        self._made: dict[str, T] = {}  # one value at most; two threads that make it together keep the same one
         _per_process.append(self)
 
     def __call__(self) -> T:
@@ -160,10 +160,10 @@ _per_process: list[PerProcess[Any]] = []
 
 
 def leave_parent() -> None:
-    """Abandon the parent's handles, if this is a child that has not yet done it.
+    """Abandon the parent's handles, if this is a child that has not yet done so.
 
-    Another callback of the fork may come before this module's, and use or free a handle. Before that, call this if
-    `forking` is not empty.
+    Another callback of the fork may come before this module's, and use or free a handle. It calls this function first,
+    if `forking` is not empty.
     """
     if os.getpid() != _pid:  # `forking` may have changed since the caller has looked: other threads fork, too
         _abandon()
@@ -193,30 +193,30 @@ os.register_at_fork(
 class _AtExit(Listeners[[]]):
     """Called when the interpreter ends, and when a worker of `multiprocessing` or of its copy `multiprocess` ends.
 
-    Such a worker ends by `os._exit`, and calls only the exit functions of its package. This module does not import
+    Such a worker ends by `os._exit`, and calls only the exit functions of its package. This module need not import
     the package: a worker has imported it, and in any other process `atexit` makes the calls.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: set[str] = set()  # the packages that have the exit function in this process
+        self._registered: set[str] = set()  # the packages that have the exit function in this process
 
     def add(self, method: Callable[[], object]) -> None:
         super().add(method)
         for name in _POOLS:
             util = sys.modules.get(name)
-            if util is not None and name not in self._told:
+            if util is not None and name not in self._registered:
                 self._register(util)
-                # A worker that is not forked drops exit functions of modules that it imports first, so tell it again.
+                # A worker that is not forked drops exit functions of modules that it imports first: register again.
                 util.register_after_fork(self, partial(_AtExit._register, util=util))
 
     def _register(self, util: ModuleType) -> None:
         util.Finalize(None, self.end, exitpriority=_LAST)
-        self._told.add(util.__name__)
+        self._registered.add(util.__name__)
 
     def clear(self) -> None:
         super().clear()
-        self._told.clear()  # a worker forgets its parent's exit functions
+        self._registered.clear()  # a worker forgets its parent's exit functions
 
     def end(self) -> None:
         """Call all methods, and raise one error for all that they raised."""
@@ -233,9 +233,10 @@ atexit.register(at_exit.end)
 
 
 def is_interrupting(objects: Iterable[object]) -> bool:
-    """Whether this thread is in the middle of a call on one of these objects. Then the caller is a signal handler.
+    """True if this thread is in the middle of a call on one of these objects. Then the caller is a signal handler.
 
-    Only loglib's own frames count. The top frames, up to the first frame outside loglib, belong to the present call.
+    It looks at the frames' `self`, so that a call need not record its begin and end. Only loglib's own frames count.
+    The top frames, up to the first frame outside loglib, belong to the present call.
     """
     interrupted = {id(each) for each in objects}
     frame: FrameType | None = sys._getframe()  # noqa: SLF001

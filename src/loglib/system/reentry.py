@@ -1,12 +1,12 @@
 """Reentry: a call in the middle of another call of the same thread is refused, and never waits for it.
 
 Invariant: no thread waits for a lock that it holds itself. A signal handler, and a finalizer that the collector runs,
-may come between any two steps of a call. What they call then cannot wait for the interrupted call, which goes on only
-after them. So a public call that takes a lock enters it by `enter`.
+may come between any two steps of a call. Their calls cannot wait for the interrupted call, which continues only after
+them. So a public call that takes a lock enters it by `enter`.
 
 The locks are reentrant only because such a lock knows its thread. `with` takes one in C, so an interrupt leaves it
-either taken, with its `with`, or free. A lock that is taken inside another one is looked at before the outer one is:
-another thread may hold the outer one and wait for the inner one.
+either taken, with its `with`, or free. A lock that is taken inside another one is checked before the outer one is
+taken: another thread may hold the outer one and wait for the inner one.
 
 Threads: safe for all.
 """
@@ -23,25 +23,25 @@ __all__ = ["asker", "enter", "is_mine", "refuse"]
 
 
 def asker(lock: threading.RLock) -> Callable[[], bool]:
-    """A function that says whether the calling thread holds the lock. `threading.Condition` asks its lock the same."""
+    """A function that returns True if the calling thread holds the lock. `threading.Condition` uses it, too."""
     found: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
     return found
 
 
 def is_mine(lock: threading.RLock) -> bool:
-    """Whether this thread holds the lock."""
+    """True if this thread holds the lock."""
     return asker(lock)()
 
 
 def enter(lock: threading.RLock, what: str) -> threading.RLock:
-    """The lock, for a `with`; `LogError` if this thread holds it. `what` names what it guards."""
+    """The lock, for a `with`; `LogError` if this thread holds it. `what` names the guarded object."""
     if is_mine(lock):
         refuse(what)
     return lock
 
 
 def refuse(what: str) -> NoReturn:
-    """Refuse a call in the middle of another one."""
+    """Raise `LogError` for a call in the middle of another one on the object that `what` names."""
     raise LogError(
         f"{what} is in the middle of another call of this thread, which must return first: a signal handler or a "
         "finalizer has interrupted it. Nothing was done; hand the work to another thread, for example by a queue"

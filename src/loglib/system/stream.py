@@ -1,10 +1,10 @@
-"""Stream: bytes both ways between two processes, over a socket or a pair of pipes. No wait is without an end.
+"""Stream: bytes both ways between two processes, over a socket or a pair of pipes. Every wait has a time-out.
 
 Invariant: a peer that neither sends nor takes a byte for the time-out is given up, with `BrokenStreamError`. While one
-end waits to write, it takes in what the other one sends; so two ends that write at once do not block each other. A
-peer that has a limit is given up when its time or its bytes are used up, however busy it is.
+end waits to write, it takes in the bytes that the other one sends, so two ends that both write do not block each other.
+A peer that has a limit is given up when its time or its bytes are used up, however busy it is.
 
-The descriptors are set to not block, and get their setting back with `close`. They stay the caller's.
+The descriptors are set to not block until `close`. The caller owns them.
 
 Threads: `wake` from any thread; the rest from one.
 """
@@ -14,12 +14,12 @@ from __future__ import annotations
 import os
 import select
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..errors import BrokenStreamError, LogClosedError
+from .clock import monotonic
 from .files import REAL, Buffer
 from .not_copyable import NotCopyable
 from .notify import Observer
@@ -32,7 +32,7 @@ _MOST_WAITING_BYTES = 1 << 20  # taken in while this end writes; the peer's requ
 
 
 class Stream(NotCopyable):
-    """A stream to a peer: a connected socket, or what is read and what is written, each a file or a descriptor.
+    """A stream to a peer: a connected socket, or a pair of files or descriptors, one to read and one to write.
 
     `doing` completes the sentence "the stream broke while ...".
     """
@@ -41,23 +41,23 @@ class Stream(NotCopyable):
         if not timeout_s > 0:
             raise ValueError(f"a time-out is a number of seconds above 0, not {timeout_s!r}")
         reader, writer = stream if isinstance(stream, tuple) else (stream, stream)
-        self._ends = reader, writer  # kept, since a file that nobody refers to is closed
+        self._ends = reader, writer  # a file that nobody refers to would be closed
         self._in, self._out = _descriptor(reader), _descriptor(writer)
         self.timeout_s = timeout_s
         self.doing = doing
-        self._arrived = bytearray()  # while this end wrote
-        self._ended = False  # the end has arrived, too
+        self._arrived = bytearray()  # taken in while this end wrote
+        self._ended = False  # the end was taken in, too
         self._until: float | None = None  # by the monotonic clock: when the peer's time is used up
         self._left_bytes: int | None = None  # how much more the peer may send
         self._waker = Observer(use_inotify=False)
         self._woken = False
-        _send_small_pieces_at_once(writer)
+        _send_small_pieces_now(writer)
         self._blocking = {fd: os.get_blocking(fd) for fd in (self._in, self._out)}
         for fd in self._blocking:
             os.set_blocking(fd, False)
 
     def close(self) -> None:
-        """Let the descriptors wait again, as they did before."""
+        """Give the descriptors their blocking mode back."""
         self._waker.close()
         blocking, self._blocking = self._blocking, {}
         for fd, before in blocking.items():
@@ -70,12 +70,12 @@ class Stream(NotCopyable):
         self._waker.wake()
 
     def broken(self, why: object) -> BrokenStreamError:
-        """The error that says why this stream is of no more use."""
+        """The error for a stream that cannot be used any more."""
         return BrokenStreamError(self.doing, str(why))
 
     def limit(self, seconds: float, most_bytes: int) -> None:
-        """Give the peer up after so many seconds from now, or if it sends more bytes, until `unlimit`."""
-        self._until, self._left_bytes = time.monotonic() + seconds, most_bytes
+        """Until `unlimit`, give the peer up after this time, or if it sends more than `most_bytes`."""
+        self._until, self._left_bytes = monotonic() + seconds, most_bytes
         self._seconds = seconds
 
     def unlimit(self) -> None:
@@ -96,7 +96,7 @@ class Stream(NotCopyable):
                 raise self.broken(error) from error
 
     def read(self, size: int, *, may_end: bool = False) -> bytes:
-        """Exactly so many bytes; none if the stream ends before the first of them, and it may."""
+        """Exactly `size` bytes. With `may_end` none if the stream ends before the first of them."""
         parts: list[bytes] = []
         missing = size
         while missing:
@@ -110,16 +110,16 @@ class Stream(NotCopyable):
         return b"".join(parts)
 
     def wait(self, timeout_s: float, others: Sequence[int] = ()) -> bool:
-        """Wait until something can be read, also the end, or one of the other descriptors can; True for the former.
+        """Wait until this stream (also its end) or one of the other descriptors can be read. True if this stream can.
 
-        Such a wait is no silence of the peer.
+        If the time is over, the peer is not given up.
         """
         if self._arrived or self._ended:
             return True
         return self._in in self._poll(timeout_s, {self._in: select.POLLIN}, others)
 
     def _piece(self, size: int) -> bytes:
-        """The next bytes, at most so many; none at the end."""
+        """The next bytes, at most `size`; none at the end."""
         if self._arrived:
             piece = bytes(self._arrived[:size])
             del self._arrived[:size]
@@ -136,10 +136,10 @@ class Stream(NotCopyable):
         if self._left_bytes is not None:
             if not self._left_bytes:
                 raise self.broken("the other end sent more than it may before it is known")
-            size = min(size, self._left_bytes)  # what comes behind may be read without a limit
+            size = min(size, self._left_bytes)  # later bytes may be read without a limit
         try:
             piece = REAL.read(self._in, size)
-        except ConnectionResetError:  # the end, with something that this end has sent and nobody has read
+        except ConnectionResetError:  # the end, and bytes that this end has sent were not read
             return b""
         except BlockingIOError:
             raise
@@ -163,14 +163,14 @@ class Stream(NotCopyable):
                 self._ended = not piece
 
     def _silence(self) -> BrokenStreamError:
-        if self._until is not None and time.monotonic() >= self._until:
+        if self._until is not None and monotonic() >= self._until:
             return self.broken(f"the other end was not known after {self._seconds:g} seconds")
         return self.broken(f"the other end was silent for {self.timeout_s:g} seconds")
 
     def _poll(self, timeout_s: float, events: dict[int, int], others: Sequence[int] = ()) -> dict[int, int]:
-        """What has happened, by descriptor; nothing if the time is over."""
+        """The events that have happened, by descriptor; none if the time is over."""
         if self._until is not None:
-            timeout_s = min(timeout_s, self._until - time.monotonic())
+            timeout_s = min(timeout_s, self._until - monotonic())
             if timeout_s <= 0:
                 raise self._silence()
         poll = new_poll()
@@ -200,8 +200,8 @@ def _descriptor(end: Any) -> int:
     return descriptor
 
 
-def _send_small_pieces_at_once(end: Any) -> None:
-    """Otherwise TCP keeps the last small piece of an answer until the piece before was confirmed: 40 ms."""
+def _send_small_pieces_now(end: Any) -> None:
+    """Without this, TCP keeps the last small piece of an answer until the piece before was confirmed: 40 ms."""
     if hasattr(end, "setsockopt"):
         import socket
 

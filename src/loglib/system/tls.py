@@ -1,10 +1,10 @@
-"""TLS: a stream whose bytes are encrypted on their way.
+"""TLS: a stream whose bytes are encrypted in transit.
 
-Invariant: nothing is written or handed out before the handshake is done, which is TLS 1.3. The time-outs and limits of
-the stream hold for the handshake, too. A stream that ends without a farewell ends all the same: what it carries knows
-its sizes, so nobody takes a part for the whole.
+Invariant: no byte is written or returned before the handshake is done, which is TLS 1.3. The time-outs and limits of
+the stream hold for the handshake, too. A stream may end without a farewell: its content knows its sizes, so nobody
+takes a part for the whole.
 
-The bytes go through memory (`ssl.SSLObject`), so any stream will do, and waiting is the same as without TLS.
+The bytes pass through memory (`ssl.SSLObject`), so any stream can be used, and waiting is the same as without TLS.
 
 Threads: as in stream.py.
 """
@@ -12,19 +12,19 @@ Threads: as in stream.py.
 from __future__ import annotations
 
 import ssl
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..errors import BrokenStreamError, UntrustedPeerError
+from .clock import monotonic
 from .files import Buffer
 from .stream import PIECE_BYTES, Stream
 
 __all__ = ["TlsStream", "client_context", "first_certificate", "server_context"]
 
-_RECORD_BYTES = 1 << 14  # TLS hands out at most so many at once
-_FIRST = (0x16, 0x15)  # the first byte of what a peer that speaks TLS sends first: of a handshake, or of an alert
+_RECORD_BYTES = 1 << 14  # TLS returns at most one record, which has at most this size
+_FIRST = (0x16, 0x15)  # the first byte from a peer that speaks TLS: of a handshake, or of an alert
 
 
 class TlsStream(Stream):
@@ -40,7 +40,7 @@ class TlsStream(Stream):
         self.peer_certificate: bytes | None = None  # DER
 
     def first_bytes(self) -> bytes:
-        """The first bytes that the peer has sent, none if it has left. They are kept for `encrypt`."""
+        """The first bytes that the peer has sent; none if it has left. `encrypt` reads them again."""
         first = super()._piece(PIECE_BYTES)
         self._arrived[:0] = first
         return first
@@ -94,10 +94,10 @@ class TlsStream(Stream):
             self._flush()
 
     def wait(self, timeout_s: float, others: Sequence[int] = ()) -> bool:
-        """As `Stream.wait`: something can be read when it is decrypted, and not when bytes of it have arrived."""
-        until = time.monotonic() + timeout_s
+        """As `Stream.wait`: the stream can be read when bytes are decrypted, not as soon as they have arrived."""
+        until = monotonic() + timeout_s
         while not self._decrypted():
-            if not super().wait(max(0.0, until - time.monotonic()), others):
+            if not super().wait(max(0.0, until - monotonic()), others):
                 return False
             self._take_in()
         return True
@@ -109,14 +109,14 @@ class TlsStream(Stream):
         return piece
 
     def _decrypted(self) -> bool:
-        """Whether there are decrypted bytes, or the end."""
+        """True if there are decrypted bytes, or the end."""
         if self._plain or self._is_over:
             return True
         assert self._tls is not None
         try:
             self._plain = self._tls.read(_RECORD_BYTES)
         except ssl.SSLWantReadError:
-            self._flush()  # an answer to what was no data
+            self._flush()  # an answer to a message of TLS itself
             return False
         except ssl.SSLError as error:
             raise self.broken(f"what came is not what was encrypted: {_reason(error)}") from error
@@ -129,7 +129,7 @@ class TlsStream(Stream):
         self._incoming.write(piece)
 
     def _flush(self) -> None:
-        """Write what was encrypted."""
+        """Write the encrypted bytes."""
         data = self._outgoing.read()
         if data:
             super().write(data)
@@ -139,7 +139,7 @@ class TlsStream(Stream):
 
 
 def server_context(certificate: str, private_key: str) -> ssl.SSLContext:
-    """What a server shows: the certificate in one PEM file, and its key in another, or in the same."""
+    """The context of a server: its certificate in one PEM file, and the private key in another or the same."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # a peer comes rarely: no session is resumed
@@ -154,7 +154,7 @@ def server_context(certificate: str, private_key: str) -> ssl.SSLContext:
 
 
 def client_context(authority: str | None) -> ssl.SSLContext:
-    """Whom a client trusts: the authorities in a PEM file, or those of the system. Host names are checked."""
+    """The context of a client, which trusts the authorities in a PEM file or the system. It checks host names."""
     try:
         context = ssl.create_default_context(cafile=authority)
     except ssl.SSLError as error:

@@ -16,8 +16,8 @@ The mode "linux" also assumes what ext4 and XFS do: syncing a file makes its nam
 that a write damages no bytes beside its own, even within its sector, and that a sector that is overwritten
 with the same bytes keeps them.
 
-A killed process leaves all that it had handed to the system, synced or not. This is the state of an instant
-in which no operation is missing.
+A killed process leaves everything that it had handed to the system, synced or not. This is the state of an
+instant in which no operation is missing.
 
 Threads: states may be enumerated when the program has ended.
 """
@@ -236,7 +236,7 @@ def crash_states(
 ) -> Iterator[CrashState]:
     """The states that a cut may leave after each prefix of the operations, on a disk that held `before`.
 
-    Each prefix gives these states: all pending operations done; none done; one missing; only one done; the last
+    Each prefix has these states: all pending operations done; none done; one missing; only one done; the last
     operation, if it is a write, torn at each sector; and `random` subsets with random tears, drawn with the seed.
     A state may come again at a later instant, when more may have been promised.
     """
@@ -304,7 +304,7 @@ def _random_tear(operation: Operation, choose: Random) -> Tear:
 
 
 class _Disk:
-    """A disk at one instant: what is durable, and which operations are pending."""
+    """A disk at one instant: the durable contents, and the pending operations."""
 
     def __init__(self, before: Image, operations: list[Operation], mode: Mode) -> None:
         self.operations = operations

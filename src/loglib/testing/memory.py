@@ -2,8 +2,8 @@
 
 Invariant: a call of `Files` promises and refuses the same here as on Linux. For example, the error numbers
 are the same, a removed file stays readable while it is open, and a lock ends when its file is closed. Not
-simulated: symbolic links, devices, refusing permissions, other processes, and paths of more than one name in an open
-directory (`dir_fd`).
+simulated: symbolic links, devices, permissions that refuse a call, other processes, and paths of more than one name in
+an open directory (`dir_fd`).
 
 Threads: safe for all; every call that changes something takes one lock.
 """
@@ -95,7 +95,7 @@ class MemoryFiles(Files):
         """The paths of the open files, each as it was at the time of opening."""
         return sorted(opened.path for opened in self._open.values())
 
-    # --- what a recording subclass is told, with the lock held ---------------------------------------
+    # --- for a recording subclass; the lock is held ---------------------------------------------------
 
     def _changed(
         self, name: str, path: str, node: Node, parent: int = 0, position: int = 0, data: Buffer = b"",
@@ -104,7 +104,7 @@ class MemoryFiles(Files):
         """A system call has changed or synced something."""
 
     def random_bytes(self, count: int) -> bytes:
-        """The same bytes for each file system and run, so that a failing test can be repeated."""
+        """Bytes that are the same in each run, so that a failing test can be repeated."""
         self._drawn += 1
         return blake2b(self._drawn.to_bytes(8, "little"), digest_size=count).digest()
 
@@ -419,7 +419,7 @@ def _entries(node: Node, path: Any = None) -> dict[str, Node]:
 
 
 def _holds(node: Node, other: Node) -> bool:
-    """Whether `other` is the node itself or lies below it."""
+    """True if `other` is the node itself or lies below it."""
     return node is other or any(_holds(each, other) for each in (node.entries or {}).values())
 
 

@@ -1,12 +1,12 @@
 """Watched: file systems that record each system call of another file system, or make it fail.
 
-Invariant: a watched file system does the same as the inner one, except what its class documents. Faults come
+Invariant: a watched file system behaves as the inner one, except for the faults that its class documents. Faults come
 from outside the library, so this module knows nothing about the written data.
 
 A call has the name of its method in `Files`. An `open` has the name of its purpose: `create`, `open_write`,
 `open_read` or `open_directory`.
 
-Threads: a record is safe for all. If two calls come at once, a fault may hit either of them.
+Threads: a record is safe for all. If two threads make calls, a fault may hit either of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..system.files import REAL, SYSTEM_CALLS, Buffer, Files
+from ..system.files import REAL, Buffer, Files
+from ..system.files_wrapper import FilesWrapper
 
 __all__ = [
     "CHANGES",
@@ -53,25 +54,21 @@ class Call(NamedTuple):
         return os.path.basename(self.path)
 
 
-class WatchedFiles(Files):
+class WatchedFiles(FilesWrapper):
     """A base class: its `before` and `after` see every system call to the inner files."""
 
     def __init__(self, inner: Files = REAL) -> None:
-        self.inner = inner
-        self.real = inner.real
+        super().__init__(inner)
         self._paths: dict[int, str] = {}
 
-    def random_bytes(self, count: int) -> bytes:
-        return self.inner.random_bytes(count)
-
     def before(self, call: Call) -> None:
-        """See the call, or raise an error instead of it."""
+        """Called before each system call; it may raise an error instead of the call."""
 
     def after(self, call: Call, result: Any) -> Any:  # noqa: ARG002
-        """See the result of the call, and return it or another result."""
+        """Called after each system call; returns its result, or another one."""
         return result
 
-    def _pass_on(self, name: str, *arguments: Any, **directories: int | None) -> Any:
+    def forward(self, name: str, *arguments: Any, **directories: int | None) -> Any:
         place, *rest = arguments
         if isinstance(place, int):
             path = self._paths.get(place, "")
@@ -81,7 +78,7 @@ class WatchedFiles(Files):
             rest[0] = self._path_in(directories.get("dst_dir_fd"), rest[0])
         call = Call(_purpose(rest[0]) if name == "open" else name, path, tuple(rest))
         self.before(call)
-        result = getattr(self.inner, name)(*arguments, **directories)
+        result = super().forward(name, *arguments, **directories)
         if name == "open":
             self._paths[result] = path
         elif name == "rename":
@@ -98,18 +95,6 @@ def _purpose(flags: int) -> str:
     if flags & os.O_DIRECTORY:
         return "open_directory"
     return "open_write" if flags & os.O_RDWR else "open_read"
-
-
-def _passing_on(name: str) -> Callable[..., Any]:
-    def call(self: WatchedFiles, *arguments: Any, **directories: int | None) -> Any:
-        return self._pass_on(name, *arguments, **directories)
-
-    call.__name__ = name
-    return call
-
-
-for _name in SYSTEM_CALLS:
-    setattr(WatchedFiles, _name, _passing_on(_name))
 
 
 class RecordingFiles(WatchedFiles):

@@ -1,0 +1,121 @@
+"""System calls: every call that loglib makes to the file system, each as one method.
+
+Invariant: no other module of the package calls `os` for files. Another implementation overrides these methods only.
+
+Threads: no state, safe for all.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .descriptors import above_standard
+from .poll import new_poll
+
+__all__ = ["COPY_BYTES", "LACKS", "SYSTEM_CALLS", "Buffer", "SystemCalls"]
+
+Buffer = bytes | bytearray | memoryview
+
+COPY_BYTES = 1 << 20  # a copy passes through this process in blocks of this size
+LACKS = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the errors for a call that a file system does not have
+
+
+def _open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    return above_standard(os.open(path, flags, mode, dir_fd=dir_fd))
+
+
+def _poll(file: Any, event: int, timeout_s: float | None = None) -> bool:
+    poll = new_poll()
+    poll.register(file, event)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def _lacking(*_: int) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def _listdir(place: str | int) -> list[str]:
+    return os.listdir(place)
+
+
+if sys.platform == "darwin":  # no pwritev, no fdatasync, and sendfile to sockets only
+
+    def _pwritev(fd: int, parts: Sequence[Buffer], position: int) -> int:
+        return os.pwrite(fd, b"".join(parts), position)
+
+    def _datasync(fd: int) -> None:
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync stops at the drive's cache
+
+    def _drop_cached(fd: int, start: int, size_bytes: int) -> None:
+        """This system has no such call."""
+
+    def _sendfile(to: int, source: int, start: int, size_bytes: int) -> int:
+        return os.write(to, os.pread(source, min(size_bytes, COPY_BYTES), start))
+
+    def _copy_file_range(source: int, to: int, size_bytes: int, start: int, at: int) -> int:
+        return _pwritev(to, [os.pread(source, min(size_bytes, COPY_BYTES), start)], at)
+
+else:
+    _pwritev = os.pwritev
+
+    def _datasync(fd: int) -> None:
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            if error.errno not in LACKS:
+                raise
+            os.fsync(fd)
+
+    def _drop_cached(fd: int, start: int, size_bytes: int) -> None:
+        os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
+
+    _sendfile: Callable[[int, int, int, int], int] = os.sendfile
+    # An interpreter that was built for an older system has no such call.
+    _copy_file_range: Callable[[int, int, int, int, int], int] = getattr(os, "copy_file_range", _lacking)
+
+# Here files are numbers. The functions of the system also take objects; other implementations need not.
+_fsync: Callable[[int], None] = os.fsync
+_flock: Callable[[int, int], None] = fcntl.flock
+
+
+class SystemCalls:
+    """The calls of the real file system.
+
+    Those with a path also take `dir_fd=`, like the functions of `os`: then the path is looked up in that open
+    directory, even if it has been moved. `rename` and `link` take `src_dir_fd=` and `dst_dir_fd=`.
+    """
+
+    open = staticmethod(_open)  # (path, flags, permissions); a number above those of the standard streams
+    close = staticmethod(os.close)
+    pread = staticmethod(os.pread)
+    pwritev = staticmethod(_pwritev)  # may write fewer bytes than given
+    ftruncate = staticmethod(os.ftruncate)
+    datasync = staticmethod(_datasync)  # the file's bytes and size: synced
+    drop_cached = staticmethod(_drop_cached)  # whole clean pages: the next read gets them from the disk
+    fsync = staticmethod(_fsync)  # a directory's names: synced
+    rename = staticmethod(os.rename)
+    link = staticmethod(os.link)  # a second name for a file; FileExistsError if the name is taken, so one caller wins
+    unlink = staticmethod(os.unlink)
+    mkdir = staticmethod(os.mkdir)  # (path, permissions)
+    rmdir = staticmethod(os.rmdir)
+    chmod = staticmethod(os.chmod)
+    fchmod = staticmethod(os.fchmod)
+    fstat = staticmethod(os.fstat)
+    stat = staticmethod(os.stat)
+    lstat = staticmethod(os.lstat)
+    listdir = staticmethod(_listdir)  # (a path, or an open directory)
+    flock = staticmethod(_flock)
+    statvfs = staticmethod(os.statvfs)
+    sendfile = staticmethod(_sendfile)  # (to, source, start, size_bytes)
+    read = staticmethod(os.read)  # from a stream, at its own position; so does `write`
+    write = staticmethod(os.write)
+    copy_file_range = staticmethod(_copy_file_range)  # (source, to, size_bytes, start, at): shares blocks if it can
+    poll = staticmethod(_poll)  # (a stream, event, most seconds to wait); False if they passed without the event
+
+
+SYSTEM_CALLS = tuple(name for name in vars(SystemCalls) if not name.startswith("_"))
