@@ -1,7 +1,7 @@
-"""Dump: the segments and batches of a partition as they are stored, header by header.
+"""Dump: the segments and batches of a partition in their stored form, header by header.
 
-Invariant: damage is shown where it is, and the dump goes on behind it. The dump reads the files as they are: beside a
-writer it may end in a batch that is just being written.
+Invariant: damage is printed in its place, and the dump continues after it. The dump reads the files without a lock:
+beside a writer it may end in a batch that is being written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WIDTH = 16  # bytes in a line of --hex
 
 
 class _Chosen(NamedTuple):
-    """What is to be shown."""
+    """The options: the parts to print."""
 
     start: int
     batches: int | None
@@ -47,19 +47,20 @@ class _Chosen(NamedTuple):
 
 @click.command()
 @click.argument("topic", type=TOPIC)
-@click.option("-p", "--partition", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--from", "start", type=click.IntRange(0), default=0, metavar="OFFSET", help="Leave out batches that end "
-              "before this offset.")  # fmt: skip
-@click.option("-n", "--batches", type=click.IntRange(1), metavar="N", help="At most so many batches.")
-@click.option("--records", is_flag=True, help="The records of each batch, too.")
-@click.option("--hex", "as_hex", is_flag=True, help="The bytes of each batch, too.")
+@click.option("-p", "--partition", type=click.IntRange(0), metavar="P", default=0, show_default=True,
+              help="The partition to print.")
+@click.option("--from", "start", type=click.IntRange(0), default=0, metavar="OFFSET",
+              help="Skip batches that end before this offset.")
+@click.option("-n", "--batches", type=click.IntRange(1), metavar="N", help="Print at most N batches.")
+@click.option("--records", is_flag=True, help="Also print the records of each batch.")
+@click.option("--hex", "as_hex", is_flag=True, help="Also print the bytes of each batch.")
 @as_json
 def dump(
     topic: str, partition: int, start: int, batches: int | None, records: bool, as_hex: bool, as_json: bool
 ) -> int:
-    """Show segments and batches as they are stored, for those who look for a fault. docs/format.md explains the names.
+    """Print the stored form of segments and batches, to find a fault. docs/format.md explains the names.
 
-    Exit code 1 if something is damaged.
+    Exit code 1 if anything is damaged.
     """
     with Topic.open(topic, mode="r") as opened:
         directory = opened.partition(partition).path
