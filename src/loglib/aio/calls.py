@@ -1,10 +1,10 @@
 """Calls: calls that may wait for a disk, made in the threads of the event loop, one at a time for each object.
 
-Invariant: a call that has begun ends, also if the task that awaits it is cancelled: a thread cannot be stopped. The
-next call of the same object waits for it. So an object that belongs to one thread is never used by two.
+Invariant: a call that has begun ends, also if the task that awaits it is cancelled, because a thread cannot be stopped.
+The next call of the same object waits for it. So an object that belongs to one thread is never used by two.
 
 An object may live longer than its loop. So it refers weakly to a running call, which refers to the loop. The thread of
-the call, and who awaits it, keep the call alive as long as it runs.
+the call, and the task that awaits it, keep the call alive while it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Calls:
-    """The calls on one object. It uses the loop's own pool of threads, and makes no thread."""
+    """The calls of one object. They run in the loop's own pool of threads."""
 
     def __init__(self) -> None:
         self._running: ref[asyncio.Future[Any]] | None = None
@@ -36,19 +36,19 @@ class Calls:
         return await asyncio.shield(running)
 
     def _present(self) -> asyncio.Future[Any] | None:
-        """The call that runs; none if its loop is closed, where nobody would hear of its end."""
+        """The running call; None if its loop is closed, since a closed loop never reports the end."""
         running = None if self._running is None else self._running()
         return None if running is None or running.done() or running.get_loop().is_closed() else running
 
     def _ended(self, call: asyncio.Future[Any]) -> None:
-        if self._running is not None and self._running() is call:  # the next call may have begun meanwhile
+        if self._running is not None and self._running() is call:  # the next call may have begun
             self._running = None
         if not call.cancelled():
-            call.exception()  # nobody may have waited for it
+            call.exception()  # its task may be gone
 
 
 async def settled(future: asyncio.Future[T]) -> T:
-    """Wait for the end of something that must not be left in the middle; then go on with a cancellation, if any."""
+    """Wait for a future that must not be abandoned. A cancellation is raised after its end."""
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
