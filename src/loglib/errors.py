@@ -120,7 +120,7 @@ class _FactsError(LogError):
 
 
 class CorruptLogError(_FactsError):
-    """Stored bytes differ from what was written. Stop and look: loglib has not changed anything."""
+    """Stored bytes differ from what was written. Stop and examine them: loglib has changed nothing."""
 
     path: str
     file_position: int  # in bytes
@@ -273,7 +273,7 @@ class StaleGenerationError(_FactsError):
 
     def _message(self) -> str:
         what = f"no longer owns {self.partition}" if self.partition else "was evicted"
-        return f"group {self.group}: member {self.member} {what}; another member reads on; join again to continue"
+        return f"group {self.group}: member {self.member} {what}; another member continues; join again"
 
 
 class GroupBusyError(_FactsError):
@@ -487,10 +487,10 @@ class TooFewCopiesError(_FactsError):
     """Too few directories of a replicated topic have what must be acknowledged, or can be reached.
 
     A flush that raises it may be repeated: nothing is lost, and the records are acknowledged when enough directories
-    have them. At opening nothing was changed but promises; make the missing directories available, or go on without
-    them with `lose=`.
+    have them. A failed opening has changed nothing but promises; make the missing directories available, or continue
+    without them with `lose=`.
 
-    `needed` and `found` count directories. `missing` has the reason for each of the others, by its path.
+    `needed` and `found` count directories. `missing` maps the path of each other directory to the reason.
     """
 
     path: str
@@ -507,22 +507,22 @@ class TooFewCopiesError(_FactsError):
 
 
 class BrokenStreamError(_FactsError):
-    """A stream has ended or fallen silent, or what comes is not what was sent. Open a new stream and go on.
+    """The stream ended, timed out or is corrupt. Open a new stream to continue.
 
-    Each `transfer` to this stream or `receive` from it raises this, after the call that was interrupted in the middle
-    of a frame. The error of that call says what it appended; the rest of the frame was not appended. A mirror goes on
-    where it was.
+    After a call that was interrupted in the middle of a frame, each later `transfer` to this stream or `receive` from
+    it raises this. The error of the interrupted call names the records that it appended; the rest of the frame was not
+    appended. A mirror continues where it stopped.
     """
 
     doing: str
     why: str
-    _text = "the stream broke while {doing} ({why}); open a new stream and go on"
+    _text = "the stream broke while {doing} ({why}); open a new stream to continue"
 
 
 class UntrustedPeerError(_FactsError):
-    """The other end of a stream did not prove who it is, or does not trust this end: a certificate, or the shared key.
+    """The other end of a stream did not prove its identity, or does not trust this end: a certificate, or the key.
 
-    Another stream to the same peer ends in the same way: look at the files that both ends were given.
+    Another stream to the same peer fails in the same way: check the files that both ends were given.
     """
 
     doing: str
@@ -534,12 +534,12 @@ class UntrustedPeerError(_FactsError):
 
 
 def together(errors: Sequence[Exception]) -> Exception:
-    """One error for all of these: the most important one, which names the lost records of all.
+    """Return the most important of these errors, which then names the lost records of all.
 
     Its `errors` are the others. The order of importance: a writer that must be reopened, a failing disk, a
     full disk, other errors of loglib, and then unexpected errors (such as no memory).
     """
-    first = max(errors, key=_telling)
+    first = max(errors, key=_importance)
     others = [each for each in errors if each is not first]
     for each in others:
         first.add_note(f"also: {each!r}")
@@ -550,13 +550,13 @@ def together(errors: Sequence[Exception]) -> Exception:
     return first
 
 
-def _telling(error: Exception) -> int:
+def _importance(error: Exception) -> int:
     order = (OSError, LogError, StorageFullError, StorageIOError, WriterFailedError)  # the last that fits counts
     return max((rank for rank, kind in enumerate(order, 1) if isinstance(error, kind)), default=0)
 
 
 def report_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
-    """Add to the error what its call had already appended."""
+    """Add to the error the records that its call had already appended."""
     known: tuple[OffsetRange, ...] = getattr(error, "appended", ())
     ranges = (*ranges, *known)
     if ranges or isinstance(error, LogError):
@@ -564,7 +564,7 @@ def report_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None
 
 
 def report_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int]]) -> None:
-    """Add to the error the records of its call that are not in the log; `indexes` has them per partition."""
+    """Add to the error the records of its call that are not in the log. `indexes` has the call's, by partition."""
     missing: list[int] = []
     ranges: tuple[OffsetRange, ...] = getattr(error, "appended", ())
     count = sum(map(len, indexes.values()))
@@ -574,9 +574,9 @@ def report_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int
 
 
 def report_missing(error: BaseException, missing: Sequence[int], count: int) -> None:
-    """Add to the error the indexes of those of its call's `count` records that are not in the log."""
+    """Add to the error the indexes of its call's records that are not in the log, of `count` records."""
     appended: tuple[OffsetRange, ...] = getattr(error, "appended", ())
-    if not appended and not isinstance(error, LogError):  # a refused call has appended nothing, and its message says so
+    if not appended and not isinstance(error, LogError):  # a refused call has appended nothing
         return
     vars(error)["not_appended"] = missing
     if appended:
