@@ -25,7 +25,7 @@ from ..groups.group import POLLED_RECORDS, AnyGroup
 from ..log.lag import Lag
 from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
-from .calls import Calls, settled
+from .calls import Calls, opened, settled
 
 __all__ = ["AsyncGroup"]
 
@@ -45,14 +45,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         self._calls = Calls()
 
     async def __aenter__(self) -> Self:
-        joining = asyncio.ensure_future(self._calls(self._join))
-        try:
-            self._joined = await settled(joining)
-        except asyncio.CancelledError:
-            if joining.done() and not joining.cancelled() and joining.exception() is None:
-                self._joined = joining.result()
-                await self.close()
-            raise
+        self._joined = await opened(self._join, AnyGroup.close)
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -25,7 +25,7 @@ from ..log.reader import OnGap, StartLike
 from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
 from ..topic import Topic
-from .calls import settled
+from .calls import opened, settled
 from .group import AsyncGroup
 from .reader import AsyncReader
 from .writer import Writing
@@ -158,13 +158,7 @@ async def open_topic(path: str | os.PathLike[str], **options: Any) -> AsyncItera
 
     The options, and the errors, are those of `loglib.Topic.open`.
     """
-    opening = asyncio.get_running_loop().run_in_executor(None, partial(Topic.open, path, **options))
-    try:
-        topic = AsyncTopic(await settled(opening))
-    except asyncio.CancelledError:
-        if opening.exception() is None:  # the cancelled task cannot close it
-            await settled(asyncio.get_running_loop().run_in_executor(None, opening.result().close))
-        raise
+    topic = AsyncTopic(await opened(partial(Topic.open, path, **options), Topic.close))
     try:
         yield topic
     finally:

@@ -17,11 +17,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 from ..errors import LogError
-from .calls import settled
+from .calls import Running, settled
 
 __all__ = ["Writing"]
 
@@ -40,12 +41,12 @@ class Writing:
     def __init__(self, flush: Callable[[], object]) -> None:
         self._flush = flush
         self._asked: deque[_Asked] = deque()
-        self._working: ref[asyncio.Future[None]] | None = None
+        self._running = Running()
 
     @property
     def idle(self) -> bool:
         """True if no call waits or runs, so that a direct call overtakes none."""
-        return self._present() is None
+        return self._running.present() is None
 
     async def ask(self, call: Callable[[], T], *, flush: bool) -> T:
         """Make the call in its turn, in a thread, with a flush after it if `flush`. Return its result."""
@@ -66,25 +67,14 @@ class Writing:
 
     async def done(self) -> None:
         """Wait until no call waits or runs."""
-        while (working := self._present()) is not None:
-            await asyncio.wait([working])
-
-    def _present(self) -> asyncio.Future[None] | None:
-        """The running round; None if its loop is closed, since a closed loop never reports the end."""
-        working = None if self._working is None else self._working()
-        return None if working is None or working.get_loop().is_closed() else working
+        await self._running.end()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        round_ = [each for each in self._asked if each.future() is not None]  # None: its loop was closed
+        """Take the waiting calls, and make them in a thread. Those that wait at its end follow."""
+        calls = [each for each in self._asked if each.future() is not None]  # None: its loop was closed
         self._asked.clear()
-        working = loop.run_in_executor(None, self._do, loop, round_)
-        self._working = ref(working)
-        working.add_done_callback(lambda _: self._next(loop))
-
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._working = None
-        if self._asked:
-            self._work(loop)
+        working = self._running.start(partial(self._do, loop, calls))
+        working.add_done_callback(lambda _: self._work(loop) if self._asked else None)
 
     def _do(self, loop: asyncio.AbstractEventLoop, asked: list[_Asked]) -> None:
         """Make these calls in a thread, then one flush for all that need one."""

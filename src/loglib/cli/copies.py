@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -214,43 +214,29 @@ _MOST_STRANGERS_OF_ONE = 8  # from one address, so that one host does not take a
 _LISTENER_ENDS = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
 
 
-class _Room(NotCopyable):
-    """Counts the mirrors that are served, and the strangers: connections that have not yet proved to have the key.
+class _Places(NotCopyable):
+    """Counts connections, up to `most` in total and `most_of_one` from one address.
 
     Threads: safe for all.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_of_one: int) -> None:
         self._lock = threading.Lock()
-        self._most = most
-        self._served = 0
-        self._strangers: Counter[str] = Counter()  # by address
+        self._most, self._most_of_one = most, most_of_one
+        self._taken: Counter[str] = Counter()  # by address
 
-    def admit_stranger(self, who: str) -> bool:
-        """Count one more stranger from this address; False if there is no place."""
+    def take(self, who: str) -> bool:
+        """Count one more connection from this address; False if there is no place."""
         with self._lock:
-            if self._strangers.total() >= _MOST_STRANGERS or self._strangers[who] >= _MOST_STRANGERS_OF_ONE:
-                return False
-            self._strangers[who] += 1
-            return True
+            is_free = self._taken.total() < self._most and self._taken[who] < self._most_of_one
+            self._taken[who] += is_free
+            return is_free
 
-    def dismiss_stranger(self, who: str) -> None:
-        """A stranger has proved to have the key, or has left."""
+    def leave(self, who: str) -> None:
+        """Count one connection less from this address."""
         with self._lock:
-            self._strangers[who] -= 1
-            self._strangers += Counter()  # without those that are 0
-
-    def admit(self) -> bool:
-        """Count one more mirror; False if there is no place."""
-        with self._lock:
-            has_room = self._served < self._most
-            self._served += has_room
-            return has_room
-
-    def dismiss(self) -> None:
-        """A mirror has left."""
-        with self._lock:
-            self._served -= 1
+            self._taken[who] -= 1
+            self._taken += Counter()  # without those that are 0
 
 
 def serve_all(
@@ -261,80 +247,65 @@ def serve_all(
     With `credentials`, a mirror must first prove that it has the key; until then it does not count. A connection that
     cannot be accepted, because there are no more descriptors, waits until one is free.
     """
-    room, is_told = _Room(most), False
+    mirrors, strangers = _Places(most, most), _Places(_MOST_STRANGERS, _MOST_STRANGERS_OF_ONE)
+    entry, is_reported = mirrors if credentials is None else strangers, False
     while True:
         try:
             connection, address = listener.accept()
         except OSError as error:
             if error.errno in _LISTENER_ENDS:
                 return
-            if not is_told:
+            if not is_reported:
                 note(f"no more connections can be accepted for now: {error}")
-            is_told = True
+            is_reported = True
             time.sleep(_FULL_S)
             continue
         who = str(address[0])
         busy = f"{most} mirrors are served (see --mirrors)" if credentials is None else "too many have not proved a key"
-        if room.admit() if credentials is None else room.admit_stranger(who):
-            serving = (topic, connection, who, timeout_s, room, credentials)
+        if entry.take(who):
+            serving = (topic, connection, who, timeout_s, mirrors, strangers, credentials)
             try:
                 threading.Thread(target=_serve, args=serving, daemon=True).start()
-                is_told = False
+                is_reported = False
                 continue
             except RuntimeError as error:  # the system has no more threads for now
                 busy = str(error)
-                if credentials is None:
-                    room.dismiss()
-                else:
-                    room.dismiss_stranger(who)
+                entry.leave(who)
         connection.close()
-        if not is_told:
+        if not is_reported:
             note(f"{who} and all that connect now are turned away: {busy}")
-        is_told = True
+        is_reported = True
 
 
 def _serve(
-    topic: str, connection: socket.socket, who: str, timeout_s: float, room: _Room,
+    topic: str, connection: socket.socket, who: str, timeout_s: float, mirrors: _Places, strangers: _Places,
     credentials: SourceCredentials | None,
 ) -> None:  # fmt: skip
-    """Serve one mirror. Its error ends its connection, and no other."""
+    """Serve one mirror. An error ends its connection, and no other."""
+    hello_s = min(_HELLO_S, timeout_s)
     try:
-        with connection:
+        with connection, ExitStack() as at_end:
+            stream: Any = connection
             if credentials is None:
-                _serve_open(topic, connection, timeout_s, room)
+                at_end.callback(mirrors.leave, who)
+                connection.settimeout(hello_s)
+                connection.recv(1, socket.MSG_PEEK)  # a silent connection costs no more than its descriptor
+                connection.settimeout(None)
             else:
-                _serve_known(topic, connection, who, timeout_s, room, credentials)
+                try:
+                    stream = credentials.accept(connection, timeout=hello_s)
+                finally:
+                    strangers.leave(who)
+                if not mirrors.take(who):
+                    stream.close()
+                    note(f"{who} is turned away: as many mirrors as --mirrors allows are served")
+                    return
+                at_end.callback(mirrors.leave, who)
+            serve_mirror(topic, stream, timeout=timeout_s)
     except UntrustedPeerError as error:
         note(f"{who}: {error} ({credentials.refused_keys if credentials else 0} wrong keys so far)")
     except (LogError, OSError) as error:
         note(f"{who}: {error}")
-
-
-def _serve_open(topic: str, connection: socket.socket, timeout_s: float, room: _Room) -> None:
-    try:
-        connection.settimeout(min(_HELLO_S, timeout_s))
-        connection.recv(1, socket.MSG_PEEK)  # a silent connection costs no more than its descriptor
-        connection.settimeout(None)
-        serve_mirror(topic, connection, timeout=timeout_s)
-    finally:
-        room.dismiss()
-
-
-def _serve_known(
-    topic: str, connection: socket.socket, who: str, timeout_s: float, room: _Room, credentials: SourceCredentials
-) -> None:
-    try:
-        stream = credentials.accept(connection, timeout=min(_HELLO_S, timeout_s))
-    finally:
-        room.dismiss_stranger(who)
-    if not room.admit():
-        stream.close()
-        note(f"{who} is turned away: as many mirrors as --mirrors allows are served")
-        return
-    try:
-        serve_mirror(topic, stream, timeout=timeout_s)
-    finally:
-        room.dismiss()
 
 
 @click.command()
@@ -415,17 +386,10 @@ def _connection(address: tuple[str, int], timeout_s: float, *, anywhere: bool) -
             f"nothing proves who answers at {elsewhere[0]}: give --shared-key (and --authority), or let ssh carry the "
             'stream (--through "ssh ..."), or give --open'
         )
-    for number, (family, place) in enumerate(places, 1):
-        connection = socket.socket(family)
+    failure: OSError | None = None
+    for _, place in places:
         try:
-            connection.settimeout(timeout_s)
-            connection.connect(place)
-            return connection
+            return socket.create_connection(place[:2], timeout_s)
         except OSError as error:  # no route yet
-            connection.close()
-            if number == len(places):
-                raise ConnectionError(f"{address[0]}:{address[1]}: {error}") from error
-        except BaseException:
-            connection.close()
-            raise
-    raise AssertionError("a name without addresses is an error before")
+            failure = error
+    raise ConnectionError(f"{address[0]}:{address[1]}: {failure}") from failure
