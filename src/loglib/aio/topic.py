@@ -60,16 +60,10 @@ class AsyncTopic(NotCopyable):
     # --- append ----------------------------------------------------------------------------------
 
     async def append(
-        self,
-        value: bytes | None,
-        key: bytes | None = None,
-        *,
-        timestamp: int | datetime | None = None,
-        headers: HeadersLike | None = None,
-        partition: int | None = None,
-        sync: bool = False,
+        self, value: bytes | None, key: bytes | None = None, *, timestamp: int | datetime | None = None,
+        headers: HeadersLike | None = None, partition: int | None = None, sync: bool = False,
         producer: tuple[str, int] | None = None,
-    ) -> Position:
+    ) -> Position:  # fmt: skip
         """Append one record and return its partition and offset; see `Topic.append`.
 
         With `sync` it waits until the record is durable. Tasks that wait at the same time share a flush. A cancelled

@@ -71,14 +71,9 @@ class BalanceReport(NamedTuple):
 
 
 def balance(
-    sources: Sequence[str | os.PathLike[str]],
-    destination: str | os.PathLike[str] | None = None,
-    *,
-    window: timedelta = WINDOW,
-    grace: timedelta | None = None,
-    trail: str = TRAIL,
-    now_us: int | None = None,
-) -> BalanceReport:
+    sources: Sequence[str | os.PathLike[str]], destination: str | os.PathLike[str] | None = None, *,
+    window: timedelta = WINDOW, grace: timedelta | None = None, trail: str = TRAIL, now_us: int | None = None,
+) -> BalanceReport:  # fmt: skip
     """Compare the records of directories of topics, and the counts of applications there.
 
     The logs of a topic in all `sources` together should contain the records of its log in the `destination`. Each tier

@@ -149,14 +149,9 @@ class Auditor(NotCopyable):
     """
 
     def __init__(
-        self,
-        topic: Topic,
-        trail: Topic,
-        *,
-        window: timedelta = WINDOW,
-        group: str = _GROUP,
+        self, topic: Topic, trail: Topic, *, window: timedelta = WINDOW, group: str = _GROUP,
         clock: Callable[[], int] = SYSTEM,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._topic = topic
         self._clock = clock
         self._counter = counter = Counter(trail, LOG, window=window, clock=clock)

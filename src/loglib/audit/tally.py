@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import compress, repeat
+from itertools import compress
 from struct import Struct
 from typing import NamedTuple
 
@@ -64,10 +64,7 @@ def tallies(batch: Batch, window_us: int) -> Windows:
 
 
 def _tally(
-    keys: Sequence[bytes | None],
-    values: Sequence[bytes | None],
-    times: Iterable[int] = repeat(0),
-    headers: Iterable[Headers] = repeat(()),
+    keys: Sequence[bytes | None], values: Sequence[bytes | None], times: Iterable[int], headers: Iterable[Headers]
 ) -> Tally:
     sizes = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
     digests = map(_digest, keys, values, times, headers)

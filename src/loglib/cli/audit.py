@@ -9,11 +9,9 @@ import click
 
 from ..audit import TRAIL, Balance, Tally, balance
 from .arguments import DIRECTORY, DURATION, as_json
-from .output import note, print_each, when
+from .output import DAMAGED, note, print_each, when
 
 __all__ = ["audit"]
-
-_DIFFERENT = 1
 
 
 @click.command()
@@ -43,7 +41,7 @@ def audit(
         print_each(shown, _facts, _row, names, as_json=as_json)
     open_windows = sum(not each.closed for each in report.balances)
     note(f"{len(report.balances)} windows, {open_windows} of them open; {len(report.differences)} do not add up")
-    return _DIFFERENT if report.differences else 0
+    return DAMAGED if report.differences else 0
 
 
 def _state(balance: Balance) -> str:

@@ -17,11 +17,9 @@ from ..topic import Topic
 from ..transactions.repair_store import is_store, verify_store
 from ..transactions.repair_store import repair as repair_path
 from .arguments import DIRECTORY, TOPIC, as_json, confirmed, dry_run, stores_of, topic_paths, yes
-from .output import age, bar, listed_facts, note, print_each, print_json, sized
+from .output import DAMAGED, age, bar, listed_facts, note, print_each, print_json, sized
 
 __all__ = ["heal", "repair", "retain", "scrub", "verify"]
-
-_DAMAGED = 1
 
 
 @click.command()
@@ -78,7 +76,7 @@ def verify(topics: tuple[str, ...], as_json: bool) -> int:
             print_json({"topic": path, **_verified_facts(report)})
         else:
             _print_verified(path, report)
-    return _DAMAGED if damaged else 0
+    return DAMAGED if damaged else 0
 
 
 def _print_verified(path: str, report: VerifyReport) -> None:
@@ -124,7 +122,7 @@ def repair(topic: str, dry_run: bool, yes: bool, as_json: bool) -> int:
         _print_all(topic, report.repairs, "repair")
     if dry_run and report.repairs:
         note("nothing was changed")
-    return _DAMAGED if report.verified.damage else 0
+    return DAMAGED if report.verified.damage else 0
 
 
 def _print_all(path: str, done: Iterable[object], verb: str) -> None:
@@ -153,7 +151,7 @@ def heal(topic: str, donors: tuple[str, ...], dry_run: bool, as_json: bool) -> i
     if dry_run and report.healed:
         note("nothing was changed")
     damaged = report.unhealed if dry_run else report.unhealed or report.verified.damage or report.verified.gaps
-    return _DAMAGED if damaged else 0
+    return DAMAGED if damaged else 0
 
 
 @click.command()
@@ -172,7 +170,7 @@ def scrub(topic: str, rate: float | None, donors: tuple[str, ...], as_json: bool
         _print_verified(topic, report.found)
         if report.healing is not None:
             _print_all(topic, (*report.healing.healed, *report.healing.unhealed), "heal")
-    return 0 if report.is_whole else _DAMAGED
+    return 0 if report.is_whole else DAMAGED
 
 
 def _healed_facts(report: HealReport) -> dict[str, Any]:

@@ -22,11 +22,10 @@ from ..segment import Identity, SegmentReader, read_segment_header
 from ..system.files import REAL
 from ..topic import Topic
 from .arguments import TOPIC, as_json
-from .output import print_json, record_facts, safe, sized, when
+from .output import DAMAGED, print_json, record_facts, safe, sized, when
 
 __all__ = ["dump"]
 
-_DAMAGED = 1
 _FLAGS = {
     KEYS: "KEYS", NULL_VALUES: "NULL_VALUES", NULL_KEYS: "NULL_KEYS", TIMESTAMPS: "TIMESTAMPS", HEADERS: "HEADERS",
     SHARED_HEADERS: "SHARED_HEADERS",
@@ -87,7 +86,7 @@ def _dump(log: Log, chosen: _Chosen) -> int:
                     code |= _show_batch(segment, found, chosen)
                     left = None if left is None else left - 1
                 else:
-                    code = _DAMAGED
+                    code = DAMAGED
                     _show("damage", {"error": str(found)}, as_json=chosen.as_json)
     return code
 
@@ -115,7 +114,7 @@ def _show_segment(log: Log, segment: SegmentReader, end: int, *, as_json: bool) 
         header = read_segment_header(log.files, segment.path, log.identity)
     except CorruptLogError as error:
         _show("segment", facts | {"error": str(error)}, as_json=as_json)
-        return _DAMAGED
+        return DAMAGED
     facts |= header._asdict() | {"log_id": header.log_id.hex(), "boot_id": header.boot_id.hex()}
     facts["producers"] = len(header.producers)
     for name in ("created", "last_append_time"):
@@ -136,7 +135,7 @@ def _show_batch(segment: SegmentReader, header: Header, chosen: _Chosen) -> int:
         (batch,) = segment.batches(header.base_offset, header.next_offset, block_bytes=header.length)
         batch.decode()
     except CorruptLogError as error:
-        facts["error"], code = str(error), _DAMAGED
+        facts["error"], code = str(error), DAMAGED
     if not chosen.as_json:
         facts["flags"] = "|".join(facts["flags"]) or "none"
         for name in ("append_time", "base_timestamp", "max_timestamp", "running_max_timestamp"):

@@ -50,13 +50,11 @@ def groups(topic: str, as_json: bool) -> None:
 
 def _group_facts(found: _Found) -> dict[str, Any]:
     lags = found.info.lag.values()
+    seconds = max((each.seconds for each in lags), default=0.0)
     return {
-        "topic": found.topic.name,
-        "group": found.info.name,
-        "members": sorted(found.info.members),
-        "lag_bytes": sum(each.bytes for each in lags),
-        "lag_seconds": max((each.seconds for each in lags), default=0.0),
-    }
+        "topic": found.topic.name, "group": found.info.name, "members": sorted(found.info.members),
+        "lag_bytes": sum(each.bytes for each in lags), "lag_seconds": seconds,
+    }  # fmt: skip
 
 
 def _group_row(facts: dict[str, Any]) -> tuple[object, ...]:
@@ -94,16 +92,12 @@ def _lags(found: _Found) -> Iterator[dict[str, Any]]:
     for number, behind in sorted(info.lag.items()):
         commit = info.committed.get(number)
         yield {
-            "topic": found.topic.name,
-            "group": info.name,
-            "partition": number,
+            "topic": found.topic.name, "group": info.name, "partition": number,
             "committed": None if commit is None else commit.offset,
             "high_watermark": found.topic.partition(number).high_watermark,
-            "lag_bytes": behind.bytes,
-            "lag_seconds": behind.seconds,
-            "lag_records": behind.records,
+            "lag_bytes": behind.bytes, "lag_seconds": behind.seconds, "lag_records": behind.records,
             "owner": info.owners.get(number),
-        }
+        }  # fmt: skip
 
 
 def _print_lags(rows: list[dict[str, Any]], *, count: bool, as_json: bool) -> None:

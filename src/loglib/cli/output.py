@@ -23,11 +23,13 @@ from ..format.record import Record
 from .streams import say
 
 __all__ = [
-    "age", "bar", "is_terminal", "json_line", "listed_facts", "note", "print_each", "print_json", "print_table",
-    "record_facts", "safe", "sized", "when",
+    "DAMAGED", "age", "bar", "is_terminal", "json_line", "listed_facts", "note", "print_each", "print_json",
+    "print_table", "record_facts", "safe", "sized", "when",
 ]  # fmt: skip
 
 T = TypeVar("T")
+
+DAMAGED = 1  # the exit code for damage, gaps and counts that do not add up
 
 # Control, format (such as those that reverse the direction of writing), surrogate, private and unassigned characters,
 # and the separators of lines and paragraphs.
@@ -133,12 +135,9 @@ def listed_facts(found: Iterable[Any]) -> list[dict[str, Any]]:
 def record_facts(record: Record) -> dict[str, Any]:
     """The facts of a record for JSON. Bytes are text if they are UTF-8; otherwise their name ends with `_base64`."""
     facts: dict[str, Any] = {
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp_us": record.timestamp,
-        **_bytes_fact("key", record.key),
-        **_bytes_fact("value", record.value),
-    }
+        "partition": record.partition, "offset": record.offset, "timestamp_us": record.timestamp,
+        **_bytes_fact("key", record.key), **_bytes_fact("value", record.value),
+    }  # fmt: skip
     if record.headers:
         facts["headers"] = [{"name": name, **_bytes_fact("value", value)} for name, value in record.headers]
     return facts

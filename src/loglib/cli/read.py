@@ -14,13 +14,11 @@ from ..log.reader import OnGap, Reader
 from ..partition import Partition
 from ..topic import Topic
 from .arguments import SOURCE, START, add_options, as_json, partition_start
-from .output import is_terminal, json_line, note, record_facts, safe, when
+from .output import DAMAGED, is_terminal, json_line, note, record_facts, safe, when
 
 __all__ = ["cat", "tail"]
 
-_DAMAGED = 1
 _LONG = "{time}  {partition}:{offset}  {key}  {value}"
-_FIELDS = ("partition", "offset", "timestamp", "time", "key", "value", "headers")
 
 
 _printing_options = add_options(
@@ -100,7 +98,7 @@ def _print(reader: Reader, *, records: int | None, flush: bool = False, **how: A
     output.flush()
     for damage in reader.gaps:
         note(f"damage: {damage}")
-    return _DAMAGED if reader.gaps else 0
+    return DAMAGED if reader.gaps else 0
 
 
 def _line(
@@ -124,19 +122,16 @@ def _line(
 
 def _texts(record: Record) -> dict[str, object]:
     """The fields of a record by the names that a template may use, safe for a terminal."""
+    headers = " ".join(f"{safe(name)}={safe(value)}" for name, value in record.headers)
     return {
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        "time": when(record.timestamp),
-        "key": safe(record.key),
-        "value": safe(record.value),
-        "headers": " ".join(f"{safe(name)}={safe(value)}" for name, value in record.headers),
-    }
+        "partition": record.partition, "offset": record.offset, "timestamp": record.timestamp,
+        "time": when(record.timestamp), "key": safe(record.key), "value": safe(record.value), "headers": headers,
+    }  # fmt: skip
 
 
 def _check_template(template: str) -> None:
+    fields = _texts(Record(0, 0, 0, None, None, (), 1))
     try:
-        template.format_map(_texts(Record(0, 0, 0, None, None, (), 1)))
+        template.format_map(fields)
     except (KeyError, ValueError, IndexError, AttributeError) as error:
-        raise click.UsageError(f"--format {template!r}: {error}; the names are {', '.join(_FIELDS)}") from error
+        raise click.UsageError(f"--format {template!r}: {error}; the names are {', '.join(fields)}") from error

@@ -100,26 +100,17 @@ def info(topic: str, as_json: bool) -> None:
 
 def _facts(topic: Topic) -> dict[str, Any]:
     return {
-        "name": topic.name,
-        "path": topic.path,
-        "log_id": topic.log_id.hex(),
-        "policies": topic.config.to_json(),
-        "groups": topic.groups(),
-        "partitions": [_partition_facts(each) for each in topic.partitions],
-    }
+        "name": topic.name, "path": topic.path, "log_id": topic.log_id.hex(), "policies": topic.config.to_json(),
+        "groups": topic.groups(), "partitions": [_partition_facts(each) for each in topic.partitions],
+    }  # fmt: skip
 
 
 def _partition_facts(partition: Partition) -> dict[str, Any]:
-    start, end = partition.log_start_offset, partition.high_watermark
-    segments = partition.segments
+    start, end, segments = partition.log_start_offset, partition.high_watermark, partition.segments
     return {
-        "partition": partition.id,
-        "log_start_offset": start,
-        "high_watermark": end,
-        "size_bytes": end - start,
-        "segments": len(segments),
-        "oldest_us": segments[0].created if segments and end > start else None,
-    }
+        "partition": partition.id, "log_start_offset": start, "high_watermark": end, "size_bytes": end - start,
+        "segments": len(segments), "oldest_us": segments[0].created if segments and end > start else None,
+    }  # fmt: skip
 
 
 def _describe(topic: Topic) -> None:
@@ -169,9 +160,8 @@ def delete(topic: str, dry_run: bool, yes: bool) -> None:
     """Delete a topic with all its records and groups."""
     with Topic.open(topic, mode="r") as opened:
         size = sum(each.high_watermark - each.log_start_offset for each in opened.partitions)
-        what = f"{topic}: {sized(size)} in {len(opened.partitions)} partitions, groups: " + (
-            ", ".join(opened.groups()) or "none"
-        )
+        groups = ", ".join(opened.groups()) or "none"
+        what = f"{topic}: {sized(size)} in {len(opened.partitions)} partitions, groups: {groups}"
     if dry_run:
         note(f"would delete {what}")
         return

@@ -49,16 +49,9 @@ class LogHandler(logging.Handler):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        level: int | str = logging.NOTSET,
-        *,
-        partitions: int = 8,
-        capacity: int = 16 << 20,
-        patience: float = 0.0,
-        flush_timeout: float = 5.0,
-        **policies: Unpack[Policies],
-    ) -> None:
+        self, path: str | os.PathLike[str], level: int | str = logging.NOTSET, *, partitions: int = 8,
+        capacity: int = 16 << 20, patience: float = 0.0, flush_timeout: float = 5.0, **policies: Unpack[Policies],
+    ) -> None:  # fmt: skip
         super().__init__(level)
         policies.setdefault("durability", "os")
         self._spool = Spool(

@@ -69,17 +69,10 @@ class Spool(NotCopyable):
     """A buffer of limited size for the records of a topic."""
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        capacity_bytes: int,
-        patience_s: float,
-        report: Callable[[Drops], bytes],
-        end_timeout_s: float = 5.0,
-        partitions: int | None = None,
-        files: Files = REAL,
-        **policies: Unpack[Policies],
-    ) -> None:
+        self, path: str | os.PathLike[str], *, capacity_bytes: int, patience_s: float,
+        report: Callable[[Drops], bytes], end_timeout_s: float = 5.0, partitions: int | None = None,
+        files: Files = REAL, **policies: Unpack[Policies],
+    ) -> None:  # fmt: skip
         """`put` waits up to `patience_s` for room. `report` makes the record that reports drops.
 
         The end of the process waits up to `end_timeout_s` for the disk. `partitions` and the policies are for a topic

@@ -43,10 +43,7 @@ _GAUGES = (
 
 
 def instrument(
-    topics: Iterable[Topic],
-    groups: Iterable[Group | TopicsGroup] = (),
-    *,
-    meter_provider: MeterProvider | None = None,
+    topics: Iterable[Topic], groups: Iterable[Group | TopicsGroup] = (), *, meter_provider: MeterProvider | None = None
 ) -> None:
     """Report these topics, and these members of groups, to a meter provider; by default the global one.
 
