@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -17,21 +17,16 @@ from .output import age, is_terminal, note, print_each, sized
 __all__ = ["groups", "lag", "reset"]
 
 
-class _Found(NamedTuple):
-    """A group on one topic."""
-
-    topic: Topic
-    info: GroupInfo
-
-
-def _groups(path: str, only: str | None = None, *, count_records: bool = False) -> Iterator[_Found]:
-    """The groups that are stored with the topics at a path, or `only` one of them."""
+def _groups(
+    path: str, only: str | None = None, *, count_records: bool = False
+) -> Iterator[tuple[Topic, GroupInfo]]:
+    """The groups that are stored with the topics at a path, or `only` one of them; each with its topic."""
     for each in topic_paths(path):
         with Topic.open(each, mode="r") as topic:
             names = topic.groups() if only is None else [only]
             for name in names:
                 try:
-                    yield _Found(topic, topic.group_info(name, count_records=count_records))
+                    yield topic, topic.group_info(name, count_records=count_records)
                 except GroupElsewhereError as error:
                     note(f"{topic.name}: {error}")
 
@@ -41,18 +36,18 @@ def _groups(path: str, only: str | None = None, *, count_records: bool = False) 
 @as_json
 def groups(topic: str, as_json: bool) -> None:
     """List the consumer groups of a topic, or of all topics in a directory, without joining them."""
-    found = [_group_facts(each) for each in _groups(topic)]
+    found = [_group_facts(*each) for each in _groups(topic)]
     if found or as_json:
         print_each(found, dict, _group_row, ["topic", "group", ">members", ">lag", ">lag time"], as_json=as_json)
     else:
         note("no groups")
 
 
-def _group_facts(found: _Found) -> dict[str, Any]:
-    lags = found.info.lag.values()
+def _group_facts(topic: Topic, info: GroupInfo) -> dict[str, Any]:
+    lags = info.lag.values()
     seconds = max((each.seconds for each in lags), default=0.0)
     return {
-        "topic": found.topic.name, "group": found.info.name, "members": sorted(found.info.members),
+        "topic": topic.name, "group": info.name, "members": sorted(info.members),
         "lag_bytes": sum(each.bytes for each in lags), "lag_seconds": seconds,
     }  # fmt: skip
 
@@ -78,7 +73,7 @@ def lag(topic: str, group: str | None, count: bool, watch: float | None, as_json
     The lag is given in bytes of log, and as the time since the group's next record was appended.
     """
     while True:
-        rows = [row for each in _groups(topic, group, count_records=count) for row in _lags(each)]
+        rows = [row for each in _groups(topic, group, count_records=count) for row in _lags(*each)]
         if watch is not None and is_terminal() and not as_json:
             click.clear()
         _print_lags(rows, count=count, as_json=as_json)
@@ -87,16 +82,14 @@ def lag(topic: str, group: str | None, count: bool, watch: float | None, as_json
         time.sleep(watch)
 
 
-def _lags(found: _Found) -> Iterator[dict[str, Any]]:
-    info = found.info
+def _lags(topic: Topic, info: GroupInfo) -> Iterator[dict[str, Any]]:
     for number, behind in sorted(info.lag.items()):
         commit = info.committed.get(number)
         yield {
-            "topic": found.topic.name, "group": info.name, "partition": number,
+            "topic": topic.name, "group": info.name, "partition": number,
             "committed": None if commit is None else commit.offset,
-            "high_watermark": found.topic.partition(number).high_watermark,
-            "lag_bytes": behind.bytes, "lag_seconds": behind.seconds, "lag_records": behind.records,
-            "owner": info.owners.get(number),
+            "high_watermark": topic.partition(number).high_watermark, "lag_bytes": behind.bytes,
+            "lag_seconds": behind.seconds, "lag_records": behind.records, "owner": info.owners.get(number),
         }  # fmt: skip
 
 
