@@ -102,10 +102,10 @@ class _FactsError(LogError):
     """
 
     _text: ClassVar[str]
-    _names: ClassVar[tuple[str, ...]]
+    _names: ClassVar[tuple[str, ...]] = ()  # of the facts
 
     def __init_subclass__(cls) -> None:
-        cls._names = tuple(cls.__annotations__)
+        cls._names = (*cls._names, *cls.__annotations__)
 
     def __init__(self, *values: object, **by_name: object) -> None:
         facts = dict(zip(self._names, values, strict=False)) | by_name

@@ -203,6 +203,18 @@ def test_error_with_other_facts_than_it_declares_is_refused() -> None:
         kind("lock", "pid 5", nonsense=1)
 
 
+class TornError(errors.CorruptLogError):
+    """An error of an application, with one more fact."""
+
+    torn_bytes: int = 0
+
+
+def test_error_of_an_application_may_have_more_facts() -> None:
+    made = TornError("a.log", 12, "nothing", "a CRC", 7)
+    again = pickle.loads(pickle.dumps(made))
+    assert (again.path, again.torn_bytes, str(again)) == ("a.log", 7, str(made))
+
+
 @pytest.mark.parametrize(
     ("child", "parent"),
     [
