@@ -22,46 +22,17 @@ from __future__ import annotations
 import errno as _errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 __all__ = [
-    "BrokenStreamError",
-    "CommitPendingError",
-    "ConfigConflictError",
-    "CorruptLogError",
-    "FencedError",
-    "ForkedHandleError",
-    "GroupBusyError",
-    "GroupElsewhereError",
-    "GroupMismatchError",
-    "GroupNotFoundError",
-    "InvalidOffsetError",
-    "LockedError",
-    "LogClosedError",
-    "LogError",
-    "LogMovedError",
-    "LogReplacedError",
-    "MissingCodecError",
-    "NotLeaderError",
-    "OffsetOutOfRangeError",
-    "OffsetRange",
-    "ReadOnlyError",
-    "RecordTooLargeError",
-    "SourceMismatchError",
-    "StaleGenerationError",
-    "StorageFullError",
-    "StorageIOError",
-    "TooFewCopiesError",
-    "TooManyFilesError",
-    "UnsupportedFormatError",
-    "UntrustedPeerError",
-    "WriterFailedError",
-    "is_out_of_descriptors",
-    "report_appended",
-    "report_missing",
-    "report_not_appended",
-    "together",
-]
+    "BrokenStreamError", "CommitPendingError", "ConfigConflictError", "CorruptLogError", "FencedError",
+    "ForkedHandleError", "GroupBusyError", "GroupElsewhereError", "GroupMismatchError", "GroupNotFoundError",
+    "InvalidOffsetError", "LockedError", "LogClosedError", "LogError", "LogMovedError", "LogReplacedError",
+    "MissingCodecError", "NotLeaderError", "OffsetOutOfRangeError", "OffsetRange", "ReadOnlyError",
+    "RecordTooLargeError", "SourceMismatchError", "StaleGenerationError", "StorageFullError", "StorageIOError",
+    "TooFewCopiesError", "TooManyFilesError", "UnsupportedFormatError", "UntrustedPeerError", "WriterFailedError",
+    "is_out_of_descriptors", "report_appended", "report_missing", "report_not_appended", "together",
+]  # fmt: skip
 
 
 class OffsetRange(NamedTuple):
@@ -87,7 +58,7 @@ class LogError(Exception):
         return "; ".join([super().__str__(), *map(_loss, self.lost), *doubts])
 
     def again(self) -> LogError:
-        """A copy for another caller, without the records that this error names."""
+        """Return a copy for another caller, without the records that this error names."""
         other = _rebuild(type(self), self.args, vars(self))
         vars(other).pop("__notes__", None)
         other.lost = other.in_doubt = other.appended = other.errors = ()
@@ -121,27 +92,53 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
-class CorruptLogError(LogError):
-    """Stored bytes differ from what was written. Stop and look: loglib has not changed anything.
+@dataclass_transform(eq_default=False)
+class _FactsError(LogError):
+    """An error that is made of facts: a subclass declares them as a dataclass declares its fields.
 
-    Attributes: `path` of the file, `file_position` in bytes, `found` and `expected` in words.
+    The constructor takes the declared attributes in their order, or by name, and keeps them. The message is `_text`
+    with the attributes in it, or what `_message` makes of them. A real dataclass would do the same, but 25 of them
+    double the time of this module's import.
     """
 
-    def __init__(self, path: str | os.PathLike[str], file_position: int, found: str, expected: str) -> None:
-        self.path = os.fspath(path)
-        self.file_position = file_position
-        self.found = found
-        self.expected = expected
-        super().__init__(f"{self.path}, byte {file_position}: found {found}, expected {expected}; nothing was changed")
+    _text: ClassVar[str]
+    _names: ClassVar[tuple[str, ...]] = ()  # of the facts
+
+    def __init_subclass__(cls) -> None:
+        cls._names = (*cls._names, *cls.__annotations__)
+
+    def __init__(self, *values: object, **by_name: object) -> None:
+        facts = dict(zip(self._names, values, strict=False)) | by_name
+        missing = [name for name in self._names if name not in facts and not hasattr(type(self), name)]
+        if missing or len(facts) < len(values) + len(by_name) or not facts.keys() <= {*self._names}:
+            raise TypeError(f"{type(self).__name__} takes {', '.join(self._names)}, not {values} and {by_name}")
+        vars(self).update(facts)
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        return self._text.format_map(vars(self))
 
 
-class UnsupportedFormatError(LogError):
+class CorruptLogError(_FactsError):
+    """Stored bytes differ from what was written. Stop and examine them: loglib has changed nothing."""
+
+    path: str
+    file_position: int  # in bytes
+    found: str
+    expected: str
+    _text = "{path}, byte {file_position}: found {found}, expected {expected}; nothing was changed"
+
+
+class UnsupportedFormatError(_FactsError):
     """The file is intact, but this loglib does not read its format, which is usually newer. Upgrade loglib."""
 
-    def __init__(self, path: str | os.PathLike[str], what: str, found: int | str, supported: int | str) -> None:
-        self.path = os.fspath(path)
-        self.found = found
-        self.supported = supported
+    path: str
+    what: str
+    found: int | str
+    supported: int | str
+
+    def _message(self) -> str:
+        found, supported = self.found, self.supported
         if isinstance(found, int) and isinstance(supported, int) and found < supported:
             why = (
                 f"is older than this loglib reads ({supported}): it was made by a loglib from before the format was "
@@ -149,109 +146,105 @@ class UnsupportedFormatError(LogError):
             )
         else:
             why = f"is newer than this loglib knows ({supported}); upgrade loglib"
-        super().__init__(f"{self.path}: {what} {found} {why}")
+        return f"{self.path}: {self.what} {found} {why}"
 
 
-class OffsetOutOfRangeError(LogError, LookupError):
+class OffsetOutOfRangeError(_FactsError, LookupError):
     """The offset is outside the log; retention may have dropped it. Choose a start inside the range.
 
-    Attributes: `partition`; the requested `offset`; `log_start_offset` and `high_watermark`, the valid range.
-    `high_watermark` is also a valid position: the reader has caught up.
+    `log_start_offset` and `high_watermark` are the valid range. `high_watermark` is also a valid position: the reader
+    has caught up. `words` replace the message.
     """
 
-    def __init__(
-        self, partition: int, offset: int, log_start_offset: int, high_watermark: int, *, words: str = ""
-    ) -> None:
-        self.partition = partition
-        self.offset = offset
-        self.log_start_offset = log_start_offset
-        self.high_watermark = high_watermark
-        super().__init__(
-            words
-            or f"partition {partition}: offset {offset} is outside the log, which holds "
-            f"[{log_start_offset}, {high_watermark}); start at {log_start_offset} or 'begin'"
+    partition: int
+    offset: int
+    log_start_offset: int
+    high_watermark: int
+    words: str = ""
+
+    def _message(self) -> str:
+        return self.words or (
+            f"partition {self.partition}: offset {self.offset} is outside the log, which holds "
+            f"[{self.log_start_offset}, {self.high_watermark}); start at {self.log_start_offset} or 'begin'"
         )
 
 
-class InvalidOffsetError(LogError, ValueError):
+class InvalidOffsetError(_FactsError, ValueError):
     """The offset lies inside the log, but no record has it. Use offsets of records.
 
-    Attributes: the requested `offset`; `batch_offsets`, the record offsets of the batch around it;
-    `next_offset`, where the next batch begins.
+    `batch_offsets` are the record offsets of the batch around it; `next_offset` is where the next batch begins.
     """
 
-    def __init__(self, partition: int, offset: int, batch_offsets: range, next_offset: int) -> None:
-        self.partition = partition
-        self.offset = offset
-        self.batch_offsets = batch_offsets
-        self.next_offset = next_offset
-        super().__init__(
-            f"partition {partition}: no record has offset {offset}; the records around it are "
-            f"{batch_offsets.start} to {batch_offsets.stop - 1}, then {next_offset}; "
+    partition: int
+    offset: int
+    batch_offsets: range
+    next_offset: int
+
+    def _message(self) -> str:
+        return (
+            f"partition {self.partition}: no record has offset {self.offset}; the records around it are "
+            f"{self.batch_offsets.start} to {self.batch_offsets.stop - 1}, then {self.next_offset}; "
             "use Record.offset or Record.next_offset"
         )
 
 
-class LockedError(LogError):
-    """Another writer or group member holds the file. Attributes: `path` of the file, `holder` in words."""
+class LockedError(_FactsError):
+    """Another writer or group member holds the file. `holder` describes it."""
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        holder: str,
-        *,
-        advice: str = "close that writer, or open with mode='r' to read, "
-        "or with shared=True to write to a partition of your own",
-    ) -> None:
-        self.path = os.fspath(path)
-        self.holder = holder
-        super().__init__(f"{self.path} is held by {holder}; {advice}")
+    path: str
+    holder: str
+    advice: str = (
+        "close that writer, or open with mode='r' to read, or with shared=True to write to a partition of your own"
+    )
+
+    def _message(self) -> str:
+        return f"{self.path} is held by {self.holder}; {self.advice}"
 
 
 class LogClosedError(LogError):
     """The handle is closed. Open the topic again."""
 
 
-class ForkedHandleError(LogClosedError):
+class ForkedHandleError(_FactsError, LogClosedError):
     """The handle was opened before a fork and belongs to the parent. Open the topic in the child."""
 
-    def __init__(self, path: str | os.PathLike[str], parent_pid: int) -> None:
-        self.path = os.fspath(path)
-        self.parent_pid = parent_pid
-        super().__init__(f"{self.path} was opened for writing by pid {parent_pid} before a fork; open it again here")
+    path: str
+    parent_pid: int
+    _text = "{path} was opened for writing by pid {parent_pid} before a fork; open it again here"
 
 
-class LogMovedError(LogError):
+class LogMovedError(_FactsError):
     """The path no longer leads to the open files: they were moved, removed or replaced. Open the topic again.
 
     Every later call of the same handle raises it, including `close`, which still releases everything.
 
-    Attributes: `path`; `became`, what was found, in words; `kept`, for a writer: whether all flushed records are
-    whole in the files that it had open, even if these were moved; None for a reader.
+    `became` says what was found. `kept` is for a writer: True if all flushed records are whole in the files that it had
+    open, even if these were moved; None for a reader.
     """
 
-    def __init__(self, path: str | os.PathLike[str], became: str, *, kept: bool | None = None) -> None:
-        self.path = os.fspath(path)
-        self.became = became
-        self.kept = kept
-        outcome = "" if kept is None else _KEPT if kept else _GONE
-        super().__init__(f"{self.path} {became}{outcome}; open the topic again")
+    path: str
+    became: str
+    kept: bool | None = None
 
-
-_KEPT = "; all flushed records are whole in the old files, even if these were moved"
-_GONE = "; the appended records may be lost with it"
+    def _message(self) -> str:
+        outcome = {
+            None: "",
+            True: "; all flushed records are whole in the old files, even if these were moved",
+            False: "; the appended records may be lost with it",
+        }
+        return f"{self.path} {self.became}{outcome[self.kept]}; open the topic again"
 
 
 class TooManyFilesError(LogError, OSError):
     """The process may have no more open files. Raise `ulimit -n`.
 
-    If a topic could not be opened for writing, nothing stays open or locked. Attributes: `path`; `needed`, the number
-    of descriptors that the topic needs for writing, or None if it is not opened for writing; `limit`, the number that
-    the process may have in total.
+    If a topic could not be opened for writing, nothing stays open or locked. `needed` is the number of descriptors that
+    the topic needs for writing, or None if it is not opened for writing; `limit` is the number that the process may
+    have in total.
     """
 
-    def __init__(self, path: str | os.PathLike[str], error: OSError, needed: int | None, limit: int) -> None:
-        self.path = os.fspath(path)
+    def __init__(self, path: str, error: OSError, needed: int | None, limit: int) -> None:
+        self.path = path
         self.needed = needed
         self.limit = limit
         why, way = "all of them are in use", ""
@@ -259,187 +252,174 @@ class TooManyFilesError(LogError, OSError):
             why = f"writing to it needs {needed} descriptors besides those in use"
             way = ", or open with shared=True, which opens only what is written to"
         number = error.errno or _errno.EMFILE
-        text = f"{self.path}: {os.strerror(number)}; {why}, and `ulimit -n` is {limit}: raise it{way}"
+        text = f"{path}: {os.strerror(number)}; {why}, and `ulimit -n` is {limit}: raise it{way}"
         super().__init__(number, text)
 
 
 def is_out_of_descriptors(error: BaseException) -> bool:
-    """Whether a call failed because the process, or the system, may have no more open files."""
+    """True if a call failed because the process, or the system, may have no more open files."""
     return isinstance(error, OSError) and error.errno in (_errno.EMFILE, _errno.ENFILE)
 
 
-class StaleGenerationError(LogError):
+class StaleGenerationError(_FactsError):
     """A member of a group no longer owns a partition that it reads or commits. Join the group again.
 
-    Attributes: `group`, `member`, and `partition` as `<topic>-<partition>`, or "" if the member was evicted.
+    `partition` is `<topic>-<partition>`, or "" if the member was evicted.
     """
 
-    def __init__(self, group: str, member: str, partition: str = "") -> None:
-        self.group = group
-        self.member = member
-        self.partition = partition
-        what = f"no longer owns {partition}" if partition else "was evicted"
-        super().__init__(f"group {group}: member {member} {what}; another member reads on; join again to continue")
+    group: str
+    member: str
+    partition: str = ""
+
+    def _message(self) -> str:
+        what = f"no longer owns {self.partition}" if self.partition else "was evicted"
+        return f"group {self.group}: member {self.member} {what}; another member continues; join again"
 
 
-class GroupBusyError(LogError):
-    """The call needs a group without members. Stop its members first. Attributes: `group`, `members`."""
+class GroupBusyError(_FactsError):
+    """The call needs a group without members. Stop its members first."""
 
-    def __init__(self, group: str, members: list[str]) -> None:
-        self.group = group
-        self.members = members
-        super().__init__(f"group {group} is in use by {', '.join(members)}; stop its members first")
+    group: str
+    members: list[str]
 
-
-class GroupNotFoundError(LogError, LookupError):
-    """The topic has no consumer group of this name. Attributes: `path`, `group`, and `found`, the existing groups."""
-
-    def __init__(self, path: str | os.PathLike[str], group: str, found: list[str]) -> None:
-        self.path = os.fspath(path)
-        self.group = group
-        self.found = found
-        super().__init__(f"{self.path} has no group {group}; it has {', '.join(found) or 'none'}")
+    def _message(self) -> str:
+        return f"group {self.group} is in use by {', '.join(self.members)}; stop its members first"
 
 
-class GroupMismatchError(LogError):
+class GroupNotFoundError(_FactsError, LookupError):
+    """The topic has no consumer group of this name. `found` has the existing groups."""
+
+    path: str
+    group: str
+    found: list[str]
+
+    def _message(self) -> str:
+        return f"{self.path} has no group {self.group}; it has {', '.join(self.found) or 'none'}"
+
+
+class GroupMismatchError(_FactsError):
     """Another member of the group has another assignment strategy. Join with the same strategy.
 
-    Attributes: `group`; the other `member`; the strategy `given` here and the one `found` there.
+    `given` is the strategy here, and `found` that of the other `member`.
     """
 
-    def __init__(self, group: str, member: str, given: str, found: str) -> None:
-        self.group = group
-        self.member = member
-        self.given = given
-        self.found = found
-        super().__init__(
-            f"group {group}: member {member} has strategy={found!r}, this member has strategy={given!r}: "
-            "with two strategies some partitions would have no owner; all members need the same strategy"
-        )
+    group: str
+    member: str
+    given: str
+    found: str
+    _text = (
+        "group {group}: member {member} has strategy={found!r}, this member has strategy={given!r}: "
+        "with two strategies some partitions would have no owner; all members need the same strategy"
+    )
 
 
-class GroupElsewhereError(LogError):
-    """Another topic keeps the group. Name that topic first. Attributes: `path`, `group`, `topic`."""
+class GroupElsewhereError(_FactsError):
+    """Another topic keeps the group. Name that topic first."""
 
-    def __init__(self, path: str | os.PathLike[str], group: str, topic: str) -> None:
-        self.path = os.fspath(path)
-        self.group = group
-        self.topic = topic
-        super().__init__(
-            f"group {group} is kept with topic {topic}, as {self.path} says: give all its topics, that topic first, "
-            "or choose another group name; remove the file if the group no longer exists"
-        )
+    path: str
+    group: str
+    topic: str
+    _text = (
+        "group {group} is kept with topic {topic}, as {path} says: give all its topics, that topic first, "
+        "or choose another group name; remove the file if the group no longer exists"
+    )
 
 
-class LogReplacedError(LogError):
+class LogReplacedError(_FactsError):
     """The group's commit was made in another log: the topic was made again, or restored and then extended.
 
     The committed offset may now lead to another record. Check the topic. Then choose a place with
-    `reset_group`, or join with `on_out_of_range="start"`.
-
-    Attributes: `group`, `partition` as `<topic>-<partition>`, the committed `offset`, and what `differs`.
+    `reset_group`, or join with `on_out_of_range="start"`. `partition` is `<topic>-<partition>`.
     """
 
-    def __init__(self, group: str, partition: str, offset: int, differs: str) -> None:
-        self.group = group
-        self.partition = partition
-        self.offset = offset
-        self.differs = differs
-        super().__init__(
-            f"group {group}: {partition} is not the log in which offset {offset} was committed: {differs}; "
-            "choose a place with reset_group(), or join with on_out_of_range='start'"
-        )
+    group: str
+    partition: str
+    offset: int  # that was committed
+    differs: str
+    _text = (
+        "group {group}: {partition} is not the log in which offset {offset} was committed: {differs}; "
+        "choose a place with reset_group(), or join with on_out_of_range='start'"
+    )
 
 
-class FencedError(LogError):
+class FencedError(_FactsError):
     """Another process has taken over the app of this transaction. Stop: nothing was committed by this call.
 
-    Attributes: `app`; `owner`, the one that is refused; `current`, the owner of the app.
+    `owner` is the process that is refused, `current` the owner of the app.
     """
 
-    def __init__(self, app: str, owner: str, current: str) -> None:
-        self.app = app
-        self.owner = owner
-        self.current = current
-        super().__init__(
-            f"app {app}: {owner} is not its owner, {current} is; stop, or take the app over if {current} has ended"
-        )
+    app: str
+    owner: str
+    current: str
+    _text = "app {app}: {owner} is not its owner, {current} is; stop, or take the app over if {current} has ended"
 
 
-class SourceMismatchError(LogError):
+class SourceMismatchError(_FactsError):
     """The app has committed the versions of another source, such as another query. Choose another app name.
 
-    Attributes: `app`; the source `given` here and the one `found` in the store.
+    `given` is the source here, and `found` the one in the store.
     """
 
-    def __init__(self, app: str, given: str, found: str) -> None:
-        self.app = app
-        self.given = given
-        self.found = found
-        super().__init__(
-            f"app {app}: its versions count what comes from source {found}, not from {given}: this is another query, "
-            "or its checkpoint was made again; choose another app name"
-        )
+    app: str
+    given: str
+    found: str
+    _text = (
+        "app {app}: its versions count what comes from source {found}, not from {given}: this is another query, "
+        "or its checkpoint was made again; choose another app name"
+    )
 
 
-class CommitPendingError(LogError):
-    """The transaction is committed, but not yet visible everywhere. Do not repeat it; it becomes visible by itself.
+class CommitPendingError(_FactsError):
+    """The transaction is committed, but not yet visible everywhere. Do not repeat it; it becomes visible by itself."""
 
-    Attributes: `number` of the transaction, and `waiting_for` in words.
-    """
-
-    def __init__(self, number: int, waiting_for: str) -> None:
-        self.number = number
-        self.waiting_for = waiting_for
-        super().__init__(
-            f"transaction {number} is committed and must not be repeated; it is not yet visible everywhere: "
-            f"it waits for {waiting_for}"
-        )
+    number: int  # of the transaction
+    waiting_for: str
+    _text = (
+        "transaction {number} is committed and must not be repeated; it is not yet visible everywhere: "
+        "it waits for {waiting_for}"
+    )
 
 
-class ReadOnlyError(LogError):
+class ReadOnlyError(_FactsError):
     """The topic is open with mode='r', but the call needs to write. Open it with mode='a'."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        super().__init__(f"{self.path} is open with mode='r'; open it with mode='a' to write")
+    path: str
+    _text = "{path} is open with mode='r'; open it with mode='a' to write"
 
 
-class NotLeaderError(LogError):
+class NotLeaderError(_FactsError):
     """The directory is a copy of a topic, or a copy has taken its place. Only a topic of its own is written.
 
-    Attributes: `path`; its `role` ("snapshot", "mirror", "superseded", "replica", "tier"); `of`, the topic that it is a
-    copy of, the copy that has taken its place, or the other directories of the topic.
+    `role` is "snapshot", "mirror", "superseded", "replica" or "tier". `of` is the topic that the directory is a copy
+    of, the copy that has taken its place, or the other directories of the topic. `refused` names a call that is refused
+    for another reason than writing, and `advice` says what to do then.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], role: str, of: str, *, refused: str = "", advice: str = ""
-    ) -> None:
-        self.path = os.fspath(path)
-        self.role = role
-        self.of = of
-        what = f"was superseded by {of}" if role == "superseded" else f"is a {role} of {of}"
-        if role == "replica":
+    path: str
+    role: str
+    of: str
+    refused: str = ""
+    advice: str = ""
+
+    def _message(self) -> str:
+        what = f"was superseded by {self.of}" if self.role == "superseded" else f"is a {self.role} of {self.of}"
+        if self.role == "replica":
             what = "is one of several directories that are written together"
-        if refused:
-            what += f", so you cannot {refused}"
-        elif role != "replica":
-            advice = "open it with mode='r', or make it a topic of its own with loglib.promote"
-        else:
-            advice = f"open it with mode='r', or for writing with replicas=[...], its other directories ({of})"
-        super().__init__(f"{self.path} {what}; {advice}")
+        if self.refused:
+            return f"{self.path} {what}, so you cannot {self.refused}; {self.advice}"
+        way = "make it a topic of its own with loglib.promote"
+        if self.role == "replica":
+            way = f"for writing with replicas=[...], its other directories ({self.of})"
+        return f"{self.path} {what}; open it with mode='r', or {way}"
 
 
-class RecordTooLargeError(LogError, ValueError):
-    """A record, or a batch that must stay whole, exceeds its limit. Nothing was appended.
+class RecordTooLargeError(_FactsError, ValueError):
+    """A record, or a batch that must stay whole, exceeds its limit. Nothing was appended."""
 
-    Attributes: `size_bytes`, the size found, and `limit_bytes`, the largest allowed.
-    """
-
-    def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.limit_bytes = limit_bytes
-        super().__init__(f"{what} is {size_bytes} bytes, the limit is {limit_bytes}; nothing was appended")
+    what: str
+    size_bytes: int
+    limit_bytes: int
+    _text = "{what} is {size_bytes} bytes, the limit is {limit_bytes}; nothing was appended"
 
 
 class StorageFullError(LogError, OSError):
@@ -449,20 +429,20 @@ class StorageFullError(LogError, OSError):
     records that were appended but not written; these offsets will be used again.
     """
 
-    def __init__(self, path: str | os.PathLike[str], error: OSError) -> None:
-        self.path = os.fspath(path)
-        super().__init__(error.errno or _errno.ENOSPC, f"{self.path}: {error.strerror}")
+    def __init__(self, path: str, error: OSError) -> None:
+        self.path = path
+        super().__init__(error.errno or _errno.ENOSPC, f"{path}: {error.strerror}")
 
 
 class StorageIOError(LogError, OSError):
     """The operating system failed to read or write. loglib never treats this as the end of the log."""
 
-    def __init__(self, path: str | os.PathLike[str], error: OSError, doing: str) -> None:
-        self.path = os.fspath(path)
-        super().__init__(error.errno or _errno.EIO, f"{self.path}: {error.strerror} while {doing}")
+    def __init__(self, path: str, error: OSError, doing: str) -> None:
+        self.path = path
+        super().__init__(error.errno or _errno.EIO, f"{path}: {error.strerror} while {doing}")
 
 
-class WriterFailedError(LogError):
+class WriterFailedError(_FactsError):
     """A flush failed, so the writer no longer knows what the disk holds. Reopen the topic to recover.
 
     Every later append, flush and close of the same writer raises it: after a failed fsync the page cache
@@ -470,103 +450,96 @@ class WriterFailedError(LogError):
     `in_doubt`, and records that were never written in `lost`. The later errors do not.
     """
 
-    def __init__(self, path: str | os.PathLike[str], error: BaseException) -> None:
-        self.path = os.fspath(path)
-        self.error = error
-        super().__init__(f"{self.path}: a flush failed ({error}); records since the last flush are in doubt, reopen")
+    path: str
+    error: BaseException
+    _text = "{path}: a flush failed ({error}); records since the last flush are in doubt, reopen"
 
 
-class ConfigConflictError(LogError, ValueError):
-    """An argument differs from what the topic was created with.
+class ConfigConflictError(_FactsError, ValueError):
+    """An argument differs from what the topic was created with: `given` is its value here, `stored` that of the topic.
 
-    Attributes: `name` of the argument, the value `given` and the value `stored`.
+    A policy that is `fixed` cannot be changed.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], name: str, given: object, stored: object,
-        *, fixed: bool = False,
-    ) -> None:  # fmt: skip
-        self.path = os.fspath(path)
-        self.name = name
-        self.given = given
-        self.stored = stored
-        way_out = "copy the records to a new topic" if fixed else 'open it with mode="a" to change it'
-        if name == "partitions":
+    path: str
+    name: str
+    given: object
+    stored: object
+    fixed: bool = False
+
+    def _message(self) -> str:
+        way_out = "copy the records to a new topic" if self.fixed else 'open it with mode="a" to change it'
+        if self.name == "partitions":
             way_out += ", or add some with Topic.add_partitions: keys move then, and the number can only rise"
-        super().__init__(
-            f"{self.path} was created with {name}={stored!r}, not {given!r}; leave the argument out, or {way_out}"
-        )
+        created = f"{self.path} was created with {self.name}={self.stored!r}, not {self.given!r}"
+        return f"{created}; leave the argument out, or {way_out}"
 
 
-class MissingCodecError(LogError, ImportError):
+class MissingCodecError(_FactsError, ImportError):
     """The package of a compression codec is not installed. Install the extra in the message."""
 
-    def __init__(self, codec: str, extra: str) -> None:
-        self.codec = codec
-        self.extra = extra
-        super().__init__(
-            f"compression {codec!r} needs a package that is not installed; install loglib's extra [{extra}]"
-        )
+    codec: str
+    extra: str
+    _text = "compression {codec!r} needs a package that is not installed; install loglib's extra [{extra}]"
 
 
-class TooFewCopiesError(LogError):
+class TooFewCopiesError(_FactsError):
     """Too few directories of a replicated topic have what must be acknowledged, or can be reached.
 
     A flush that raises it may be repeated: nothing is lost, and the records are acknowledged when enough directories
-    have them. At opening nothing was changed but promises; make the missing directories available, or go on without
-    them with `lose=`.
+    have them. A failed opening has changed nothing but promises; make the missing directories available, or continue
+    without them with `lose=`.
 
-    Attributes: `path` of the topic; how many directories are `needed`, and how many were `found`; `missing`, the
-    reason for each of the others, by its path.
+    `needed` and `found` count directories. `missing` maps the path of each other directory to the reason.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], needed: int, found: int, missing: Mapping[str, str], doing: str = "writing"
-    ) -> None:
-        self.path = os.fspath(path)
-        self.needed = needed
-        self.found = found
-        self.missing = dict(missing)
+    path: str
+    needed: int
+    found: int
+    missing: Mapping[str, str]
+    doing: str = "writing"
+
+    def _message(self) -> str:
+        self.missing = dict(self.missing)  # plain, for pickle
         others = "; ".join(f"{each}: {why}" for each, why in self.missing.items()) or "none"
-        counts = f"takes {needed} of its directories, and {found} count"
-        super().__init__(f"{self.path}: {doing} {counts}; missing: {others}")
+        counts = f"takes {self.needed} of its directories, and {self.found} count"
+        return f"{self.path}: {self.doing} {counts}; missing: {others}"
 
 
-class BrokenStreamError(LogError):
-    """A stream has ended or fallen silent, or what comes is not what was sent. Open a new stream and go on.
+class BrokenStreamError(_FactsError):
+    """The stream ended, timed out or is corrupt. Open a new stream to continue.
 
-    Each `transfer` to this stream or `receive` from it raises this, after the call that was interrupted in the middle
-    of a frame. The error of that call says what it appended; the rest of the frame was not appended. A mirror goes on
-    where it was. Attribute: `why`, in words.
+    After a call that was interrupted in the middle of a frame, each later `transfer` to this stream or `receive` from
+    it raises this. The error of the interrupted call names the records that it appended; the rest of the frame was not
+    appended. A mirror continues where it stopped.
     """
 
-    def __init__(self, doing: str, why: str) -> None:
-        self.why = why
-        super().__init__(f"the stream broke while {doing} ({why}); open a new stream and go on")
+    doing: str
+    why: str
+    _text = "the stream broke while {doing} ({why}); open a new stream to continue"
 
 
-class UntrustedPeerError(LogError):
-    """The other end of a stream did not prove who it is, or does not trust this end: a certificate, or the shared key.
+class UntrustedPeerError(_FactsError):
+    """The other end of a stream did not prove its identity, or does not trust this end: a certificate, or the key.
 
-    Another stream to the same peer ends in the same way: look at the files that both ends were given. Attribute: `why`,
-    in words.
+    Another stream to the same peer fails in the same way: check the files that both ends were given.
     """
 
-    def __init__(self, doing: str, why: str) -> None:
-        self.why = why
-        super().__init__(f"no trust while {doing}: {why}")
+    doing: str
+    why: str
+    _text = "no trust while {doing}: {why}"
 
 
 # --- the records that an error names ---------------------------------------------------------------
 
 
 def together(errors: Sequence[Exception]) -> Exception:
-    """One error for all of these: the most important one, which names the lost records of all.
+    """Return the most important of these errors, which then names the lost records of all.
 
     Its `errors` are the others. The order of importance: a writer that must be reopened, a failing disk, a
     full disk, other errors of loglib, and then unexpected errors (such as no memory).
     """
-    first = max(errors, key=_telling)
+    first = max(errors, key=_importance)
     others = [each for each in errors if each is not first]
     for each in others:
         first.add_note(f"also: {each!r}")
@@ -577,13 +550,13 @@ def together(errors: Sequence[Exception]) -> Exception:
     return first
 
 
-def _telling(error: Exception) -> int:
+def _importance(error: Exception) -> int:
     order = (OSError, LogError, StorageFullError, StorageIOError, WriterFailedError)  # the last that fits counts
     return max((rank for rank, kind in enumerate(order, 1) if isinstance(error, kind)), default=0)
 
 
 def report_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
-    """Add to the error what its call had already appended."""
+    """Add to the error the records that its call had already appended."""
     known: tuple[OffsetRange, ...] = getattr(error, "appended", ())
     ranges = (*ranges, *known)
     if ranges or isinstance(error, LogError):
@@ -591,7 +564,7 @@ def report_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None
 
 
 def report_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int]]) -> None:
-    """Add to the error the records of its call that are not in the log; `indexes` has them per partition."""
+    """Add to the error the records of its call that are not in the log. `indexes` has the call's, by partition."""
     missing: list[int] = []
     ranges: tuple[OffsetRange, ...] = getattr(error, "appended", ())
     count = sum(map(len, indexes.values()))
@@ -601,9 +574,9 @@ def report_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int
 
 
 def report_missing(error: BaseException, missing: Sequence[int], count: int) -> None:
-    """Add to the error the indexes of those of its call's `count` records that are not in the log."""
+    """Add to the error the indexes of its call's records that are not in the log, of `count` records."""
     appended: tuple[OffsetRange, ...] = getattr(error, "appended", ())
-    if not appended and not isinstance(error, LogError):  # a refused call has appended nothing, and its message says so
+    if not appended and not isinstance(error, LogError):  # a refused call has appended nothing
         return
     vars(error)["not_appended"] = missing
     if appended:

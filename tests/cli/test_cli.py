@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -84,11 +85,12 @@ def test_bench_measures_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
 
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     listed = cli("--help").output
-    for verb in ("create", "ls", "info", "append", "archive", "cat", "tail", "groups", "lag", "reset", "retain",
-                 "alter", "delete", "tier", "verify", "repair", "audit", "bench", "dump", "completion",
-                 "serve", "receive"):  # fmt: skip
-        assert f"  {verb} " in listed
-        assert cli(verb, "--help").code == 0
+    verbs = re.findall(r"^  ([a-z]+) ", listed.partition("Commands:")[2], re.MULTILINE)
+    assert verbs == sorted(verbs) and len(verbs) == 27
+    for verb in verbs:
+        shown = cli(verb, "--help")
+        assert shown.code == 0 and shown.output.startswith(f"Usage: loglib {verb} "), verb
+        assert len(shown.output.splitlines()) <= 36, f"{verb}: the help is more than one screen"
     assert cli("--version").output.startswith("loglib, version ")
     assert cli("nonsense").code == 2
     assert cli().code == 2
@@ -115,6 +117,17 @@ def test_shell_completes_verbs() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_script_for_a_shell_calls_loglib(cli: Cli, shell: str) -> None:
     assert "_LOGLIB_COMPLETE" in cli("completion", shell).output
+
+
+def test_list_of_verbs_imports_no_verb() -> None:
+    program = """
+        import sys
+        from loglib.cli.program import run
+        before = set(sys.modules)
+        assert run(["--help"]) == 0
+        print({name for name in sys.modules if name.startswith("loglib.")} - before)
+    """
+    assert run_python(program).endswith("set()\n")
 
 
 def test_start_imports_neither_arrow_nor_spark(clicks: Path) -> None:

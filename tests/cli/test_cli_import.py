@@ -78,8 +78,8 @@ def test_leap_day_without_a_year_decides_the_year(cli: Cli, tmp_path: Path) -> N
     os.utime(log, (1_750_000_000, 1_750_000_000))  # 2025
     done = cli("append", tmp_path / "t", log, "--create", *SYSLOG)
     assert done.code == 0 and times(cli, tmp_path / "t") == [1709164799, 1709251199, 1709337599]
-    assert "the times name no year and were taken as of 2024; --year says another" in done.errors
-    assert "the times name no zone and were taken as UTC; --timezone says another" in done.errors
+    assert "the times name no year and were read as of 2024; --year sets another" in done.errors
+    assert "the times name no zone and were read as UTC; --timezone sets another" in done.errors
     given = cli("append", tmp_path / "u", log, "--create", *SYSLOG, "--year", 2020, "--timezone", "+01:00")
     assert given.errors == "appended 3 records, 99 bytes\n"
     assert times(cli, tmp_path / "u")[0] == 1582930799
@@ -92,8 +92,8 @@ def test_leap_day_without_a_year_decides_the_year(cli: Cli, tmp_path: Path) -> N
         ((*TIME, "--timezone", "CET?"), "no time zone of this system"),
         ((*TIME, "--timestamp-format", "%H:%M"), "names no day"),
         ((*TIME, "--year", "2024"), "without a year"),
-        (("--resume",), "what was read from a pipe is gone"),
-        (("/dev/null", "--resume"), "not a file that can be read again"),
+        (("--resume",), "a pipe cannot be read again"),
+        (("/dev/null", "--resume"), "not a regular file"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(cli: Cli, tmp_path: Path, options: tuple[str, ...], why: str) -> None:
@@ -123,7 +123,7 @@ def test_byte_order_mark_and_line_ends_of_windows_hide_no_time(cli: Cli, tmp_pat
 def test_lines_before_the_first_time_are_told(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("head\n2024-05-01T12:00:00Z x\n")
     done = cli("append", tmp_path / "t", tmp_path / "log", "--create", "--timestamp-regex", r"^2\S+")
-    assert "1 lines have the present time" in done.errors
+    assert "1 lines got the present time" in done.errors
 
 
 # --- long lines ------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_import_that_failed_goes_on_without_doubling(cli: Cli, tmp_path: Path, l
     found = times(cli, path)
     assert found[97] == found[98]  # the line before was appended by another command
     done = cli("append", path, log, "--resume", *TIME)  # what was decided is not asked again
-    assert done.code == 0 and f"{log}: goes on at byte {log.stat().st_size:,}" in done.errors
+    assert done.code == 0 and f"{log}: continues at byte {log.stat().st_size:,}" in done.errors
     with log.open("ab") as file:
         file.write(b"2024-05-01T12:02:00Z more\n2024-05-01T12:03:00Z without")
     more = cli("append", path, log, "--resume", *TIME)
@@ -286,7 +286,7 @@ def test_killed_import_doubles_and_loses_nothing(tmp_path: Path) -> None:
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     again = started(*arguments)
-    assert b"goes on at byte" in again.communicate()[1] and again.returncode == 0
+    assert b"continues at byte" in again.communicate()[1] and again.returncode == 0
     assert sorted(values(path)) == sorted(wanted)
 
 

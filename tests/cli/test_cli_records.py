@@ -50,7 +50,7 @@ def test_keys_and_times_are_found_in_lines(cli: Cli, tmp_path: Path) -> None:
     [
         (["--key", "a", "--key-regex", "b"], "not both"),
         (["--key-regex", "("], "is not a regular expression"),
-        (["--timestamp-regex", "word"], "which is no time"),
+        (["--timestamp-regex", "word"], "which is not a time"),
     ],
 )
 def test_wrong_options_of_append_are_named(

@@ -75,7 +75,7 @@ def test_serving_goes_on_when_there_are_no_descriptors_for_a_while(
         expected = sum(each.log_end_offset for each in topic.partitions)
     assert mirrored(listener, tmp_path / "copy") == expected
     end(listener, serving)
-    assert capsys.readouterr().err.count("nobody else can be served for now") == 1
+    assert capsys.readouterr().err.count("no more connections can be accepted for now") == 1
 
 
 def test_peers_above_the_limit_are_turned_away_and_one_that_left_makes_room(
@@ -97,7 +97,7 @@ def test_peers_above_the_limit_are_turned_away_and_one_that_left_makes_room(
             except (BrokenStreamError, OSError):
                 continue
     end(listener, serving)
-    assert capsys.readouterr().err.count("are turned away: 2 are being served (see --mirrors)") >= 1
+    assert capsys.readouterr().err.count("are turned away: 2 mirrors are served (see --mirrors)") >= 1
 
 
 def test_peer_that_says_nothing_is_given_up(
@@ -181,7 +181,7 @@ def test_copy_above_the_limit_is_turned_away_after_its_proof(
             second = cli("receive", tmp_path / "copy", *options)
             if second.code:
                 break
-        assert second.code == 3 and "turned away: as many as --mirrors says" in second.errors
+        assert second.code == 3 and "turned away: as many mirrors as --mirrors allows" in second.errors
         stream.close()
     end(listener, serving)
 
@@ -200,7 +200,7 @@ def test_strangers_above_the_limit_are_turned_away(
         listener.close()
         listener = socket.create_server(("127.0.0.1", 0))
     listener.close()
-    assert capsys.readouterr().err.count("are turned away: too many are not known yet") == 2
+    assert capsys.readouterr().err.count("are turned away: too many have not proved a key") == 2
 
 
 def test_wrong_key_is_one_line_at_both_ends_and_is_counted(
@@ -289,7 +289,7 @@ def test_this_host_and_an_open_word_need_no_key(
 @pytest.mark.parametrize("where", ["192.0.2.1:9", "[2001:db8::1]:9", "somewhere.example:9", "both.example:9"])
 def test_a_copy_believes_no_other_host_without_a_key_or_a_word(where: str, tmp_path: Path, cli: Cli) -> None:
     done = cli("receive", tmp_path / "copy", "--connect", where, "--follow")
-    assert done.code == 2 and "nobody knows who answers at" in done.errors and "--open" in done.errors
+    assert done.code == 2 and "nothing proves who answers at" in done.errors and "--open" in done.errors
 
 
 def test_options_that_contradict_each_other_are_refused(clicks: Path, tmp_path: Path, cli: Cli) -> None:

@@ -177,7 +177,7 @@ def test_first_signal_is_noted_and_the_second_raises() -> None:
             with pytest.raises(Ended), held.loose():
                 raise AssertionError("the noted signal comes first")
         with pytest.raises(Ended):
-            held.raise_noted()
+            held.raise_recorded()
         with Held() as held:
             os.write(writer, b"x")
             assert held.wait_readable(reader) and held.number is None

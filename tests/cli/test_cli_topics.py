@@ -21,7 +21,7 @@ def test_topic_is_made_with_the_policies_that_were_given(cli: Cli, tmp_path: Pat
     made = cli("create", path, "--partitions", 3, "--retention-age", "36h", "--segment-bytes", "1MiB",
                "--flush-interval", "none", "--keep-free", "0.1", "--compression", "zlib",
                "--permissions", "640")  # fmt: skip
-    assert made == (0, "", f"made {path}\n")
+    assert made == (0, "", f"created {path}\n")
     with Topic.open(path, mode="r") as topic:
         config = topic.config
     assert (config.partitions, config.segment_bytes, config.compression) == (3, 1 << 20, "zlib")

@@ -66,7 +66,7 @@ def test_time_is_read(form: str | None, zone: str | None, text: str, expected: s
         (None, None, "24:00:00", "Invalid isoformat"),
         ("%Y-%m-%d %Z", None, "2024-05-01 IST", "IST is the name"),
         ("%Y-%m-%d %Z", None, "2024-05-01", "does not match"),
-        ("s", None, "now", "no number"),
+        ("s", None, "now", "not a number"),
         ("s", None, "9" * 30, "not in the years 1 to 9999"),
         (SYSLOG, None, "Feb 29 12:00:00", "2025 has no such day; --year"),
     ],

@@ -20,7 +20,7 @@ from logged import handler_of, logging_to
 from conftest import run_python
 from loglib import Topic
 from loglib import topic as topic_module
-from loglib.logging import spool
+from loglib.logging import spool, spool_topic
 from loglib.logging.spool import Spool
 from loglib.system import process
 from loglib.testing import Call, UnsyncedFiles, WatchedFiles
@@ -195,7 +195,7 @@ def test_interrupt_after_any_call_leaves_a_spool_that_goes_on(
     def interrupt(frame: FrameType, event: str, argument: object) -> None:
         """As a signal: when a function begins, and when a call has returned."""
         nonlocal left
-        if frame.f_code.co_filename == spool.__file__ and event in ("call", "c_return"):
+        if frame.f_code.co_filename in (spool.__file__, spool_topic.__file__) and event in ("call", "c_return"):
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt
@@ -426,12 +426,12 @@ def test_topic_has_no_thread_of_its_own_when_greenlets_were_patched_in_later(
     log: logging.Logger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread would be a greenlet of the thread that waits for it."""
-    assert handler_of(log)._spool._opened()._flusher is not None
-    handler_of(log)._spool._give_back()
+    assert handler_of(log)._spool._topic.opened()._flusher is not None
+    handler_of(log)._spool._topic.give_back()
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)
     log.info("it")
     assert handler_of(log).drain(60)
-    assert handler_of(log)._spool._opened()._flusher is None and messages(path) == {"it": 1}
+    assert handler_of(log)._spool._topic.opened()._flusher is None and messages(path) == {"it": 1}
 
 
 @pytest.mark.usefixtures("unmeasured")

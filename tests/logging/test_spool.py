@@ -18,7 +18,8 @@ import pytest
 from conftest import run_python, start_python
 from loglib import FlushPolicy, LockedError, LogError, Partition, Topic
 from loglib.logging import spool
-from loglib.logging.spool import WAITING, Drops, Spool
+from loglib.logging.spool import Drops, Spool
+from loglib.logging.spool_topic import WAITING
 from loglib.system.files import Files
 from loglib.testing import Call, FaultyFiles, UnsyncedFiles, WatchedFiles
 
@@ -236,7 +237,7 @@ def test_closing_gives_up_in_time_and_says_what_is_not_written(made: Any, path: 
     assert not one.flush(0.05)
     assert one.close(0.05) == 3
     assert one.close(0.05) == 3, "it has tried again"
-    one._files.every = False  # the disk is mended
+    one._topic._files.every = False  # the disk is mended
     one.put(b"3", 1)
     assert one.close(30) == 0
     assert values(path) == [b"0", b"1", b"2", b"3"]

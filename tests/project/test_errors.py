@@ -6,7 +6,7 @@ import copy
 import errno
 import inspect
 import pickle
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -24,7 +24,7 @@ def naming(error: errors.LogError, **facts: object) -> errors.LogError:
 
 CASES = [
     (
-        errors.CorruptLogError(Path("a.log"), 12, "nothing", "a CRC"),
+        errors.CorruptLogError("a.log", 12, "nothing", "a CRC"),
         {"path": "a.log", "file_position": 12, "found": "nothing", "expected": "a CRC"},
         "a.log, byte 12: found nothing, expected a CRC; nothing was changed",
     ),
@@ -44,7 +44,7 @@ CASES = [
         "partition 0: no record has offset 7; the records around it are 0 to 2, then 144; use Record.offset or",
     ),
     (
-        errors.LockedError(Path("lock"), "pid 5"),
+        errors.LockedError("lock", "pid 5"),
         {"path": "lock", "holder": "pid 5"},
         "lock is held by pid 5; close that writer",
     ),
@@ -76,12 +76,12 @@ CASES = [
         "group etl is in use by a, b; stop its members first",
     ),
     (
-        errors.GroupNotFoundError(Path("t"), "shup", ["audit", "ship"]),
+        errors.GroupNotFoundError("t", "shup", ["audit", "ship"]),
         {"path": "t", "group": "shup", "found": ["audit", "ship"]},
         "t has no group shup; it has audit, ship",
     ),
     (
-        errors.LogMovedError(Path("t/0000"), "was moved away", kept=True),
+        errors.LogMovedError("t/0000", "was moved away", kept=True),
         {"path": "t/0000", "became": "was moved away", "kept": True},
         "was moved away; all flushed records are whole in the old files, even if these were moved; open the",
     ),
@@ -97,7 +97,7 @@ CASES = [
         "group etl: member a has strategy='sticky', this member has strategy='range'",
     ),
     (
-        errors.GroupElsewhereError(Path("groups/etl"), "etl", "clicks"),
+        errors.GroupElsewhereError("groups/etl", "etl", "clicks"),
         {"path": "groups/etl", "group": "etl", "topic": "clicks"},
         "group etl is kept with topic clicks, as groups/etl says",
     ),
@@ -113,12 +113,12 @@ CASES = [
     ),
     (errors.StaleGenerationError("etl", "a"), {"partition": ""}, "member a was evicted"),
     (
-        errors.NotLeaderError(Path("t"), "snapshot", "orders"),
+        errors.NotLeaderError("t", "snapshot", "orders"),
         {"path": "t", "role": "snapshot", "of": "orders"},
         "t is a snapshot of orders; open it with mode='r', or make it a topic of its own with loglib.promote",
     ),
     (
-        errors.NotLeaderError(Path("t"), "superseded", "copy"),
+        errors.NotLeaderError("t", "superseded", "copy"),
         {"path": "t", "role": "superseded", "of": "copy"},
         "t was superseded by copy; open it with mode='r'",
     ),
@@ -184,11 +184,35 @@ def test_error_survives_the_way_to_another_process(
 
 
 def test_every_error_has_a_case_and_is_public() -> None:
-    classes = {each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, errors.LogError)}
+    named = {each for name, each in inspect.getmembers(errors, inspect.isclass) if not name.startswith("_")}
+    classes = {each for each in named if issubclass(each, errors.LogError)}
     assert {type(error) for error, _, _ in CASES} | {errors.LogError} == classes
     public = {name for name in errors.__all__ if inspect.isclass(getattr(errors, name))}
     assert {each.__name__ for each in classes} | {"OffsetRange"} == public
     assert public <= set(loglib.__all__)
+
+
+def test_error_with_other_facts_than_it_declares_is_refused() -> None:
+    made = errors.LockedError("lock", holder="pid 5", advice="wait")
+    assert str(made) == "lock is held by pid 5; wait"
+    kind: Callable[..., object] = errors.LockedError
+    for values, by_name in (("lock",), {}), (("lock", "pid 5", "wait", "more"), {}), (("lock", "pid 5"), {"path": "l"}):
+        with pytest.raises(TypeError, match="LockedError takes path, holder, advice, not"):
+            kind(*values, **by_name)
+    with pytest.raises(TypeError, match="nonsense"):
+        kind("lock", "pid 5", nonsense=1)
+
+
+class TornError(errors.CorruptLogError):
+    """An error of an application, with one more fact."""
+
+    torn_bytes: int = 0
+
+
+def test_error_of_an_application_may_have_more_facts() -> None:
+    made = TornError("a.log", 12, "nothing", "a CRC", 7)
+    again = pickle.loads(pickle.dumps(made))
+    assert (again.path, again.torn_bytes, str(again)) == ("a.log", 7, str(made))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """AsyncGroup: a member of a consumer group in an event loop.
 
-Invariant: a record is handled when the loop asks for the next one, as in `Group.follow`. A cancelled task, an error or
-a `break` leaves its record unhandled: this member or another one gets it again. What a thread has read for a cancelled
-task is read again, and no record of it is skipped.
+Invariant: a record is handled when the loop asks for the next one, as in `Group.follow`. After a cancelled task, an
+error or a `break` the record is not handled: this member or another one gets it again. Records that a thread has read
+for a cancelled task are read again, and none is skipped.
 
-Reading, commits and looks at the other members are done in the loop's pool of threads, one at a time. Waiting needs no
-thread: the member's own observer is in the loop's selector. `on_assign` and `on_revoke` are called in such a thread.
+Reading, commits and checks of the other members are done in the loop's pool of threads, one at a time. Waiting needs no
+thread: the member's observer is in the loop's selector. `on_assign` and `on_revoke` are called in a thread of the pool.
 
 A member belongs to one task at a time.
 """
@@ -25,7 +25,7 @@ from ..groups.group import POLLED_RECORDS, AnyGroup
 from ..log.lag import Lag
 from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
-from .calls import Calls, settled
+from .calls import Calls, opened, settled
 
 __all__ = ["AsyncGroup"]
 
@@ -33,7 +33,7 @@ Handed = TypeVar("Handed")
 HandedBatch = TypeVar("HandedBatch")
 Key = TypeVar("Key")
 
-_NAP_S = 0.01  # where the system reports nothing
+_NAP_S = 0.01  # between two looks, if the system reports nothing
 
 
 class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
@@ -45,14 +45,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         self._calls = Calls()
 
     async def __aenter__(self) -> Self:
-        joining = asyncio.ensure_future(self._calls(self._join))
-        try:
-            self._joined = await settled(joining)
-        except asyncio.CancelledError:
-            if joining.done() and not joining.cancelled() and joining.exception() is None:
-                self._joined = joining.result()
-                await self.close()
-            raise
+        self._joined = await opened(self._join, AnyGroup.close)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -61,9 +54,9 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
     # --- reading ---------------------------------------------------------------------------------
 
     async def follow(self, timeout: float | None = None) -> AsyncGenerator[Handed, None]:
-        """Yield the group's records as they come, for ever or until `timeout` seconds pass without a record.
+        """Yield the group's records, until `timeout` seconds pass without one. None waits for ever.
 
-        See `Group.follow` for when a record is handled and committed, and for the errors.
+        `Group.follow` explains when a record is handled and committed, and the errors.
         """
         check_timeout(timeout)
         group = self._member
@@ -86,8 +79,8 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
     async def poll(self, *, max_records: int = POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
         """Return up to `max_records` records of one partition; an empty list if none comes in `timeout` seconds.
 
-        See `Group.poll`. The records count as handled at the next call of `poll`, `follow` or `batches`, or when
-        committed. A cancelled call has handed out nothing: its records come again.
+        The records count as handled at the next call of `poll`, `follow` or `batches`, or when committed. The records
+        of a cancelled call are returned again.
         """
         check_count("max_records", max_records)
         check_timeout(timeout)
@@ -101,7 +94,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         return shown
 
     async def commit(self, what: Handed | Mapping[Any, int] | None = None, *, meta: str = "") -> None:
-        """Commit handled records now, or what is given; see `Group.commit`."""
+        """Commit all handled records, or `what`: a record or the next offsets; see `Group.commit`."""
         await settled(asyncio.ensure_future(self._calls(self._member.commit, what, meta=meta)))
 
     async def committed(self) -> dict[Key, Commit]:
@@ -113,7 +106,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         return await self._calls(self._member.lag, count_records=count_records)
 
     async def seek(self, start: Start | Mapping[Any, Start]) -> None:
-        """Go to a start in all owned partitions, or in those of a mapping."""
+        """Continue at `start` in all owned partitions, or at each start of a mapping by partition."""
         await self._calls(self._member.seek, start)
 
     def tell(self) -> dict[Key, int]:
@@ -121,11 +114,11 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         return self._member.tell()
 
     def pause(self, *partitions: Any) -> None:
-        """Hand out no more records of these partitions; of all owned ones if none is named."""
+        """Return no more records of these partitions; of all owned ones if none is named."""
         self._member.pause(*partitions)
 
     def resume(self, *partitions: Any) -> None:
-        """Continue with these partitions; with all if none is named."""
+        """Return records of these partitions again; of all if none is named."""
         self._member.resume(*partitions)
 
     @property
@@ -135,16 +128,16 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     @property
     def closed(self) -> bool:
-        """Whether this member has left the group, or has not joined it yet."""
+        """True if this member has left the group, or has not joined it yet."""
         return self._joined is None or self._joined.closed
 
     @property
     def joined(self) -> AnyGroup[Handed, HandedBatch, Key]:
-        """The member itself, for what this class does not have: call it in a thread, and not beside other calls."""
+        """The member itself, for methods that this class does not have: call them in a thread, one at a time."""
         return self._member
 
     async def close(self) -> None:
-        """Commit handled records, release the partitions and leave the group. It also ends an iteration elsewhere."""
+        """Commit handled records, release the partitions and leave the group. Iterations in other tasks end."""
         group = self._joined
         if group is not None:
             await settled(asyncio.get_running_loop().run_in_executor(None, group.close))
@@ -154,7 +147,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
     @property
     def _member(self) -> AnyGroup[Handed, HandedBatch, Key]:
         if self._joined is None:
-            raise LogClosedError("the group is joined with `async with`")
+            raise LogClosedError("the member has not joined the group; join with `async with`")
         return self._joined
 
     async def _take(self, way: Way, timeout: float | None, most: int | None = None) -> Run | None:
@@ -162,21 +155,21 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         group = self._member
         deadline = None if timeout is None else monotonic() + timeout
         while True:
-            asked = monotonic()  # the last call begins after the deadline, so it commits what is due by then
+            asked = monotonic()  # the last call begins after the deadline, so it makes the commits that are due
             run = await self._calls(group._next, 0.0, way, most)
             if run is not None or group.closed:
                 return run
             if deadline is not None and asked >= deadline:
                 return None
             await _readable(group._observer.descriptors(), self._nap(group._until(deadline)))
-            group._observer.wait(0.0)  # empties the pipe by which writers in this process wake the member
+            group._observer.wait(0.0)  # empties the pipe with which writers in this process wake the member
 
     def _nap(self, seconds: float) -> float:
         return seconds if self._member._observer.reports else min(seconds, _NAP_S)
 
 
 async def _readable(descriptors: Sequence[int], timeout: float) -> None:
-    """Wait until one of the descriptors is readable, in the loop's selector; `timeout` seconds at most."""
+    """Wait in the loop's selector until a descriptor is readable, or for `timeout` seconds."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
     watched = []
@@ -188,5 +181,5 @@ async def _readable(descriptors: Sequence[int], timeout: float) -> None:
             async with asyncio.timeout(timeout):
                 await event.wait()
     finally:
-        for fd in [] if loop.is_closed() else watched:  # it may have ended in the middle of the wait
+        for fd in [] if loop.is_closed() else watched:  # the loop may have been closed during the wait
             loop.remove_reader(fd)

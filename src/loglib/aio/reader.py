@@ -1,10 +1,10 @@
 """AsyncReader: a reader in an event loop.
 
-Invariant: a cancelled task loses no record: what a thread has read for it stays in the reader, and the next step hands
-it out. A record is handed out in one step without a pause, so it is never handed out twice.
+Invariant: a cancelled task loses no record: records that a thread has read for it stay in the reader, and the next step
+returns them. A step returns its record without an `await`, so no record is returned twice.
 
-Reading from disk is done in the loop's pool of threads, a block of batches at a time. Records come out of a block
-without a thread. Waiting needs no thread: the loop's watcher sets an event.
+Blocks of batches are read from disk in the loop's pool of threads. Taking records out of a block, and waiting, need no
+thread: the loop's watcher sets an event.
 
 A reader belongs to one task at a time.
 """
@@ -30,7 +30,7 @@ class AsyncReader(NotCopyable):
     """Reads records of one partition or of several, up to an end or for ever. `async for` gives the records."""
 
     def __init__(self, reader: Reader, *, timeout: float | None = None) -> None:
-        """Made by `AsyncTopic.read` and `AsyncTopic.follow`."""
+        """`AsyncTopic.read` and `AsyncTopic.follow` make it. `timeout` is that of `follow`."""
         check_timeout(timeout)
         self._reader = reader
         self._timeout = timeout
@@ -52,7 +52,7 @@ class AsyncReader(NotCopyable):
 
     async def __anext__(self) -> Record:
         reader = self._reader
-        for record in reader._unread:  # an iterator: the next step goes on behind this record
+        for record in reader._unread:  # an iterator: the next step takes the next record
             return record
         if await self._wait_for(batches=False):
             for record in reader._unread:
@@ -65,18 +65,18 @@ class AsyncReader(NotCopyable):
         reader = self._reader
         while await self._wait_for(batches=True):
             batch = reader._pieces[0]
-            assert isinstance(batch, Batch)  # a bundle has been replaced by its batches
+            assert isinstance(batch, Batch)  # `_first_batch` has replaced a bundle by its batches
             yield reader._take_batch(batch)
         self._end()
 
     @property
     def gaps(self) -> list[Damage]:
-        """With on_gap="skip": the damage that was passed over."""
+        """The damage that was skipped, with on_gap="skip"."""
         return self._reader.gaps
 
     @property
     def closed(self) -> bool:
-        """Whether the reader is closed, by `close` or with its topic."""
+        """True if the reader is closed, by `close` or with its topic."""
         return self._reader.closed
 
     def tell(self) -> dict[int, int]:
@@ -84,11 +84,11 @@ class AsyncReader(NotCopyable):
         return self._reader.tell()
 
     async def seek(self, start: StartLike) -> None:
-        """Go to a start, as in `Reader.seek`."""
+        """Continue at `start`, as in `Reader.seek`."""
         await self._calls(self._reader.seek, start)
 
     async def lag_bytes(self) -> Mapping[int, int]:
-        """Bytes of log between the position and the flushed end, for each partition."""
+        """The bytes of log between the position and the flushed end, for each partition."""
         return await self._calls(self._reader.lag_bytes)
 
     def close(self) -> None:
@@ -97,12 +97,12 @@ class AsyncReader(NotCopyable):
         self.wake()
 
     def wake(self) -> None:
-        """Let a waiting iteration look again, for example because the topic was closed."""
+        """Let a waiting iteration check again, for example because the topic was closed."""
         if self._watch is not None:
             self._watch.set()
 
     async def _wait_for(self, *, batches: bool) -> bool:
-        """Wait until there is something to take; False at the end, or after the timeout without a record."""
+        """Wait until a record, or with `batches` a batch, can be taken. False at the end or after the timeout."""
         reader = self._reader
         deadline = None if self._timeout is None else monotonic() + self._timeout
         while True:

@@ -1,8 +1,8 @@
 """AsyncTopic: a topic in an event loop.
 
-Invariant: the loop never waits for a disk or for a lock. An append that only adds to the open batch is made at once,
-in the loop's thread. All other appends and all flushes wait for their turn in a thread of the loop's pool, in order
-(writing.py). A topic is opened and closed in such a thread, also if the task is cancelled meanwhile.
+Invariant: the loop never waits for a disk or for a lock. An append that only adds to the open batch is made
+immediately, in the loop's thread. All other appends and all flushes are made in a thread of the loop's pool, in the
+order of the calls (writer.py). A topic is opened and closed in such a thread, also if the task is cancelled meanwhile.
 
 An `AsyncTopic` belongs to one event loop. The topic itself (`topic`) may be used beside it, from any thread.
 """
@@ -11,29 +11,42 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
-from functools import partial
-from typing import Any, Unpack
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from ..append.record_arguments import HeadersLike
 from ..append.stats import TopicStats
 from ..format.batch import Batch
-from ..format.record import OffsetRange, Position, Record
+from ..format.record import Position, Record
 from ..groups.group import GroupOptions
 from ..log.reader import OnGap, StartLike
 from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
 from ..topic import Topic
-from .calls import settled
+from .calls import opened, settled
 from .group import AsyncGroup
 from .reader import AsyncReader
 from .writer import Writing
 
 __all__ = ["AsyncTopic", "open_topic"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _YIELD_EVERY = 64  # appends; about 0.2 ms
+
+
+def _in_turn(method: Callable[Concatenate[Topic, P], T]) -> Callable[Concatenate[AsyncTopic, P], Awaitable[T]]:
+    """Make a coroutine function of a topic's method: with the same arguments, in its turn, in a thread."""
+
+    @wraps(method)
+    async def call(self: AsyncTopic, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._writing.ask(partial(method, self.topic, *args, **kwargs), flush=False)
+
+    return call
 
 
 class AsyncTopic(NotCopyable):
@@ -48,27 +61,21 @@ class AsyncTopic(NotCopyable):
     # --- append ----------------------------------------------------------------------------------
 
     async def append(
-        self,
-        value: bytes | None,
-        key: bytes | None = None,
-        *,
-        timestamp: int | datetime | None = None,
-        headers: HeadersLike | None = None,
-        partition: int | None = None,
-        sync: bool = False,
+        self, value: bytes | None, key: bytes | None = None, *, timestamp: int | datetime | None = None,
+        headers: HeadersLike | None = None, partition: int | None = None, sync: bool = False,
         producer: tuple[str, int] | None = None,
-    ) -> Position:
+    ) -> Position:  # fmt: skip
         """Append one record and return its partition and offset; see `Topic.append`.
 
         With `sync` it waits until the record is durable. Tasks that wait at the same time share a flush. A cancelled
-        append has either appended nothing, or is complete when the cancellation goes on.
+        append has either appended nothing, or is complete when `CancelledError` is raised.
         """
         topic = self.topic
         if not sync and producer is None and self._writing.idle:
             position = topic._append_at_once(value, key, timestamp=timestamp, headers=headers, partition=partition)
             if position is not None:
                 self._at_once += 1
-                if self._at_once % _YIELD_EVERY == 0:  # otherwise a loop that appends keeps all other tasks waiting
+                if self._at_once % _YIELD_EVERY == 0:  # otherwise a task that appends in a loop blocks all others
                     await asyncio.sleep(0)
                 return position
         call = partial(
@@ -76,40 +83,8 @@ class AsyncTopic(NotCopyable):
         )
         return await self._writing.ask(call, flush=sync)
 
-    async def append_many(
-        self,
-        values: Iterable[bytes | None],
-        *,
-        keys: Iterable[bytes | None] | None = None,
-        timestamps: Iterable[int | datetime] | None = None,
-        headers: Iterable[HeadersLike | None] | None = None,
-        partition: int | None = None,
-        producer: tuple[str, int] | None = None,
-    ) -> list[OffsetRange]:
-        """Append many records in one call; see `Topic.append_many`. The records are taken in a thread."""
-        call = partial(
-            self.topic.append_many, values,
-            keys=keys, timestamps=timestamps, headers=headers, partition=partition, producer=producer,
-        )  # fmt: skip
-        return await self._writing.ask(call, flush=False)
-
-    async def append_arrow(
-        self,
-        data: Any,
-        *,
-        value: str | None = None,
-        key: str | None = None,
-        timestamp: str | None = None,
-        headers: str | None = None,
-        partition: int | str | None = None,
-        producer: tuple[str, int] | None = None,
-    ) -> list[OffsetRange]:
-        """Append the rows of a table in Arrow's memory; see `Topic.append_arrow`. A stream is read in a thread."""
-        call = partial(
-            self.topic.append_arrow, data, value=value, key=key, timestamp=timestamp, headers=headers,
-            partition=partition, producer=producer,
-        )  # fmt: skip
-        return await self._writing.ask(call, flush=False)
+    append_many = _in_turn(Topic.append_many)
+    append_arrow = _in_turn(Topic.append_arrow)
 
     async def flush(self) -> None:
         """Make everything appended durable and visible to readers. Tasks that wait at the same time share a flush."""
@@ -122,14 +97,14 @@ class AsyncTopic(NotCopyable):
     ) -> AsyncReader:
         """A reader of all partitions that ends at `end`, or at the present end; see `Topic.read`.
 
-        This call itself finds the start, which reads some headers in the loop's thread.
+        The call finds the start in the loop's thread, which reads some headers.
         """
         return self._reader(AsyncReader(self.topic.read(start, end, on_gap=on_gap)))
 
     def follow(
         self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise"
     ) -> AsyncReader:
-        """A reader that waits for more, for ever or until `timeout` seconds pass without a record."""
+        """A reader that waits for more records, until `timeout` seconds pass without one. None waits for ever."""
         return self._reader(AsyncReader(self.topic.follow(start, timeout, on_gap=on_gap), timeout=timeout))
 
     def batches(
@@ -153,11 +128,11 @@ class AsyncTopic(NotCopyable):
 
     @property
     def closed(self) -> bool:
-        """Whether the topic is closed."""
+        """True if the topic is closed."""
         return self.topic.closed
 
     async def close(self) -> None:
-        """Wait for what was asked for, end the readers, flush, and release the locks; see `Topic.close`."""
+        """Wait for the calls that are under way, end the readers, flush, and release the locks; see `Topic.close`."""
         await settled(asyncio.ensure_future(self._close()))
 
     async def _close(self) -> None:
@@ -178,13 +153,7 @@ async def open_topic(path: str | os.PathLike[str], **options: Any) -> AsyncItera
 
     The options, and the errors, are those of `loglib.Topic.open`.
     """
-    opening = asyncio.get_running_loop().run_in_executor(None, partial(Topic.open, path, **options))
-    try:
-        topic = AsyncTopic(await settled(opening))
-    except asyncio.CancelledError:
-        if opening.exception() is None:  # nobody is there to close it
-            await settled(asyncio.get_running_loop().run_in_executor(None, opening.result().close))
-        raise
+    topic = AsyncTopic(await opened(partial(Topic.open, path, **options), Topic.close))
     try:
         yield topic
     finally:

@@ -1,12 +1,12 @@
 """Watcher: one observer for all readers of an event loop, in the loop's own selector.
 
 Invariant: a write after `watch` sets the reader's event, or the event is set already. Readers of the same partition
-share one watch of the system, because the system gives one for each file. Without reports of the system the readers
-look again every few milliseconds.
+share one watch of the system, because the system has one per file. If the system reports nothing, the readers check
+again every few milliseconds.
 
-The watcher belongs to the loop: only the loop's selector refers to it. A loop that is closed, in whatever way, drops
-its selector, and with it the watcher and its descriptors. Readers, which may live longer, refer to no loop: neither to
-the watcher nor to the future of a wait, but weakly.
+The watcher belongs to the loop: only the loop's selector refers to it. A closed loop drops its selector, and with it
+the watcher and its descriptors. Readers may live longer, so they refer to the watcher, and to the future of a wait,
+only weakly.
 
 Threads: belongs to the loop's thread. Writers ring bells from any thread.
 """
@@ -26,12 +26,12 @@ __all__ = ["Watch", "watch"]
 
 _NAP_S = 0.01
 
-# The values are weak, too: a watcher that is kept here would keep what it waits for, and with it the loop.
+# The values are weak as well: a watcher in this dictionary would keep its selector alive, and with it the loop.
 _watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_Watcher]] = WeakKeyDictionary()
 
 
 def watch(reader: Reader) -> Watch:
-    """Watch the files of a reader in the running loop. Earlier writes are not reported: look once more."""
+    """Watch the files of a reader in the running loop. Earlier writes are not reported: check once more."""
     loop = asyncio.get_running_loop()
     known = _watchers.get(loop)
     watcher = None if known is None else known()
@@ -42,10 +42,10 @@ def watch(reader: Reader) -> Watch:
 
 
 class Watch(NotCopyable):
-    """What one reader waits for."""
+    """The watched files of one reader, and its event."""
 
     def __init__(self, watcher: _Watcher, reader: Reader) -> None:
-        self.replaced = False  # whether a file was moved, removed or replaced since the reader last looked
+        self.replaced = False  # True if a file was moved, removed or replaced since the reader last checked
         self._changed = False
         self._waiting: ref[asyncio.Future[None]] | None = None
         self._watcher = ref(watcher)
@@ -56,14 +56,14 @@ class Watch(NotCopyable):
         self.clear()
 
     def fits(self, reader: Reader) -> bool:
-        """Whether it watches what the reader reads now, in the running loop."""
+        """True if it watches all files of the reader, in the running loop."""
         watcher = self._watcher()
         if watcher is None or watcher.loop() is not asyncio.get_running_loop():
             return False
-        return len(self._logs) == len(reader._logs)  # they only become more
+        return len(self._logs) == len(reader._logs)  # logs are only added
 
     def clear(self) -> None:
-        """Forget earlier changes; the reader looks after this call."""
+        """Forget earlier changes; the reader checks its files after this call."""
         self._changed = False
         if (watcher := self._watcher()) is not None:
             for log in self._logs:
@@ -77,18 +77,19 @@ class Watch(NotCopyable):
             waiting.set_result(None)
 
     async def wait(self, timeout: float | None) -> None:
-        """Return when something may have changed since `clear`, or after `timeout` seconds."""
+        """Return when a file may have changed since `clear`, or after `timeout` seconds."""
         if self._changed:
             return
-        longest = LOOK_S if self._is_told() else _NAP_S  # the watcher is in no frame: an error may keep that for long
+        # No local variable refers to the watcher: an error could keep this frame, and so the watcher, alive.
+        longest = LOOK_S if self._has_reports() else _NAP_S
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting = ref(waiting)
         with suppress(TimeoutError):
             async with asyncio.timeout(longest if timeout is None else min(timeout, longest)):
                 await waiting
 
-    def _is_told(self) -> bool:
-        """Whether the system reports every change."""
+    def _has_reports(self) -> bool:
+        """True if the system reports every change."""
         watcher = self._watcher()
         return watcher is not None and watcher.reports
 
@@ -101,7 +102,7 @@ class Watch(NotCopyable):
                 loop.call_soon_threadsafe(self.close)
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Stop watching, and end the wait."""
         if (watcher := self._watcher()) is not None:
             for path in self._files:
                 watcher.remove(path, self)
@@ -114,7 +115,7 @@ class _Watcher(NotCopyable):
         self.loop = ref(loop)
         self._observer = Observer()
         self._watches: dict[str, set[Watch]] = {}  # by the path of a file
-        self._heard: dict[str, LiveWriter] = {}  # the writers in this process that ring
+        self._heard: dict[str, LiveWriter] = {}  # the writers of this process that ring a bell
         self._descriptors: list[int] = []
         self._attend()
 
@@ -130,7 +131,7 @@ class _Watcher(NotCopyable):
         self._watches[path].add(watch)
 
     def listen(self, log: Log) -> None:
-        """Let a writer in this process ring when it has published: the system's report comes too early."""
+        """Let a writer in this process ring when it has published, because the system's report comes before that."""
         path, writer = log.watermark_path, log.writer
         if writer is not None and self._heard.get(path) is not writer:
             writer.listen(self._observer.bell(path))
@@ -150,7 +151,7 @@ class _Watcher(NotCopyable):
             self._observer.close()
 
     def _attend(self, *, stop: bool = False) -> None:
-        """Let the loop call `_ring` for the observer's descriptors as they are now."""
+        """Let the loop call `_ring` for the observer's present descriptors, or for none with `stop`."""
         loop = self.loop()
         if loop is None or loop.is_closed():
             return
@@ -158,7 +159,7 @@ class _Watcher(NotCopyable):
             loop.remove_reader(fd)
         self._descriptors = [] if stop else self._observer.descriptors()
         for fd in self._descriptors:
-            loop.add_reader(fd, self._ring)  # the loop keeps the watcher by this
+            loop.add_reader(fd, self._ring)  # so the loop refers to the watcher
 
     def _ring(self) -> None:
         self._observer.wait(0.0)

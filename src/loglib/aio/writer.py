@@ -1,14 +1,14 @@
-"""Writer: the appends and flushes of a topic that may have to wait, in the order in which they were asked for.
+"""Writer: the appends and flushes of a topic that may have to wait, in the order of the calls.
 
-Invariant: one thread at a time works for a topic. It takes all that waits, appends it in order, and then flushes once
-for all who asked for a flush: a thousand tasks that want their record on the disk share a sync. A task that is
-cancelled before its turn appends nothing. One that is cancelled later goes on with the cancellation when its records
-are appended, so nothing happens behind its back.
+Invariant: one thread at a time works for a topic. It takes all waiting calls, makes them in order, and then flushes
+once for all that need a flush: a thousand tasks that want their record on the disk share a sync. A task that is
+cancelled before its turn appends nothing. A task that is cancelled later gets `CancelledError` when its records are
+appended, so nothing is appended after it has ended.
 
-A topic may live longer than its loop. So the queue refers weakly to futures, which refer to the loop: the tasks that
-await them keep them.
+A topic may live longer than its loop. So the queue refers weakly to futures, which refer to the loop. The tasks that
+await the futures keep them alive.
 
-Threads: `ask` belongs to the loop's thread. The results come back by the loop.
+Threads: `ask` belongs to the loop's thread. The loop delivers the results.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 from ..errors import LogError
-from .calls import settled
+from .calls import Running, settled
 
 __all__ = ["Writing"]
 
@@ -40,15 +41,15 @@ class Writing:
     def __init__(self, flush: Callable[[], object]) -> None:
         self._flush = flush
         self._asked: deque[_Asked] = deque()
-        self._working: ref[asyncio.Future[None]] | None = None
+        self._running = Running()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing runs, so that a call may overtake nothing."""
-        return self._present() is None
+        """True if no call waits or runs, so that a direct call overtakes none."""
+        return self._running.present() is None
 
     async def ask(self, call: Callable[[], T], *, flush: bool) -> T:
-        """Make the call in its turn, in a thread, with a flush after it; returns its result."""
+        """Make the call in its turn, in a thread, with a flush after it if `flush`. Return its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         asked = _Asked(call, flush, ref(future))
@@ -65,55 +66,44 @@ class Writing:
             raise
 
     async def done(self) -> None:
-        """Wait until nothing waits and nothing runs."""
-        while (working := self._present()) is not None:
-            await asyncio.wait([working])
-
-    def _present(self) -> asyncio.Future[None] | None:
-        """The round that runs; none if its loop is closed, where nobody would hear of its end."""
-        working = None if self._working is None else self._working()
-        return None if working is None or working.get_loop().is_closed() else working
+        """Wait until no call waits or runs."""
+        await self._running.end()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        round_ = [each for each in self._asked if each.future() is not None]  # its task is gone with another loop
+        """Take the waiting calls, and make them in a thread. Those that wait at its end follow."""
+        calls = [each for each in self._asked if each.future() is not None]  # None: its loop was closed
         self._asked.clear()
-        working = loop.run_in_executor(None, self._do, loop, round_)
-        self._working = ref(working)
-        working.add_done_callback(lambda _: self._next(loop))
-
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._working = None
-        if self._asked:
-            self._work(loop)
+        working = self._running.start(partial(self._do, loop, calls))
+        working.add_done_callback(lambda _: self._work(loop) if self._asked else None)
 
     def _do(self, loop: asyncio.AbstractEventLoop, asked: list[_Asked]) -> None:
-        """Make these calls, then one flush for all that want one. In a thread."""
+        """Make these calls in a thread, then one flush for all that need one."""
         waiting: list[tuple[_Asked, Any]] = []
         for each in asked:
             try:
                 result = each.call()
-            except BaseException as error:  # noqa: BLE001  The task that asked raises it.
-                _tell(loop, _fail, each, error)
+            except BaseException as error:  # noqa: BLE001  The calling task raises it.
+                _deliver(loop, _fail, each, error)
                 continue
             if each.flush:
                 waiting.append((each, result))
             else:
-                _tell(loop, _succeed, each, result)
+                _deliver(loop, _succeed, each, result)
         if not waiting:
             return
         try:
             self._flush()
-        except BaseException as error:  # noqa: BLE001  The tasks that asked for the flush raise it.
-            for number, (each, _) in enumerate(waiting):  # what was lost is named once
+        except BaseException as error:  # noqa: BLE001  The tasks that need the flush raise it.
+            for number, (each, _) in enumerate(waiting):  # one error names the lost records
                 again = error.again() if number and isinstance(error, LogError) else error
-                _tell(loop, _fail, each, again)
+                _deliver(loop, _fail, each, again)
             return
         for each, result in waiting:
-            _tell(loop, _succeed, each, result)
+            _deliver(loop, _succeed, each, result)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, how: Callable[[_Asked, Any], None], asked: _Asked, what: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+def _deliver(loop: asyncio.AbstractEventLoop, how: Callable[[_Asked, Any], None], asked: _Asked, what: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed: no task waits
         loop.call_soon_threadsafe(how, asked, what)
 
 

@@ -1,10 +1,10 @@
-"""Audit: records are counted by time window wherever they pass, and the counts are compared.
+"""Audit: records are counted by time window in several places, and the counts are compared.
 
 from loglib import audit
 
 with Topic.open("data/orders", mode="r") as orders, Topic.open("data/_audit", shared=True) as trail:
-    audit.Auditor(orders, trail).run()            # in a process of its own: counts what is in the log
-report = audit.balance(["a/"], "b/")              # what a/ had, and what arrived in b/
+    audit.Auditor(orders, trail).run()            # in a process of its own: counts the records of the log
+report = audit.balance(["a/"], "b/")              # compares the records of a/ with those of b/
 """
 
 from .auditor import TRAIL, Balance, BalanceReport, balance

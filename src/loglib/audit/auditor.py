@@ -1,11 +1,11 @@
-"""Auditor: compares what was counted in several places, window by window.
+"""Auditor: compares the counts of several places, window by window.
 
-Invariant: a difference in a closed window is a difference of the records that were there, and never of the moment of
-counting. A window is closed when everything was counted at every place after its end and a time of grace, and
-no record of it was dropped uncounted. Balancing changes nothing.
+Invariant: a difference in a closed window is a difference between records, and never between the moments of counting. A
+window is closed when each place has counted all its records after the window's end and a time of grace, and no record
+of the window was dropped uncounted. Balancing changes nothing.
 
-The log of a topic is counted by its trail (trail.py) as far as that reaches, since retention may have dropped the
-records. Behind that, and without a trail, the records are counted where they are.
+The counts of a log are those of its trail (trail.py), since retention may have dropped the records. Records that the
+trail has not counted, or all records without a trail, are counted in the log itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRAIL = "_audit"  # name of the topic that is the trail of the topics beside it
 
 
 class Balance(NamedTuple):
-    """One window of one topic at one place, compared with what should be there."""
+    """One window of one topic at one place, compared with the expected counts."""
 
     topic: str
     window_us: int  # the first microsecond of the window
@@ -45,17 +45,17 @@ class Balance(NamedTuple):
     expected: Tally
     found: Tally
     closed: bool  # False: more may come
-    offsets: tuple[OffsetRange, ...] = ()  # if they differ: where to look, in the log of this place
-    superseded: bool = False  # True: `tier` counted this in a history that the log does not have any more
+    offsets: tuple[OffsetRange, ...] = ()  # if they differ: the ranges to examine, in the log of this place
+    superseded: bool = False  # True: `tier` counted records of a history that the log no longer has
 
     @property
     def adds_up(self) -> bool:
-        """Whether the same records were counted."""
+        """True if the counts are equal."""
         return self.expected == self.found
 
     @property
     def missing(self) -> int:
-        """How many records are missing; negative if there are too many."""
+        """The number of missing records; negative if there are too many."""
         return self.expected.records - self.found.records
 
 
@@ -71,34 +71,30 @@ class BalanceReport(NamedTuple):
 
 
 def balance(
-    sources: Sequence[str | os.PathLike[str]],
-    destination: str | os.PathLike[str] | None = None,
-    *,
-    window: timedelta = WINDOW,
-    grace: timedelta | None = None,
-    trail: str = TRAIL,
-    now_us: int | None = None,
-) -> BalanceReport:
-    """Compare what directories of topics have, and what applications have counted there.
+    sources: Sequence[str | os.PathLike[str]], destination: str | os.PathLike[str] | None = None, *,
+    window: timedelta = WINDOW, grace: timedelta | None = None, trail: str = TRAIL, now_us: int | None = None,
+) -> BalanceReport:  # fmt: skip
+    """Compare the records of directories of topics, and the counts of applications there.
 
-    The logs of a topic in all `sources` together should have the records that its log in the `destination` has. And
-    each tier of a trail should have counted the records of the log in the same directory. Without a destination only
-    the second is compared, and the log with what a trail says of logs elsewhere, if entries of other hosts were copied
-    into it. A topic of a source that the destination does not have is missing there in all its windows.
+    The logs of a topic in all `sources` together should contain the records of its log in the `destination`. Each tier
+    of a trail should have counted the records of the log in the same directory. Without a destination only the second
+    is compared, and the log with the counts that a trail has of logs elsewhere, if entries of other hosts were copied
+    into it. A topic that only a source has is missing at the destination in all its windows.
 
-    A report of nothing would read as a proof. So `ValueError` is raised for several sources without a destination,
-    which are not compared with each other, and for a source without a destination whose trail has no counts.
+    An empty report would look like a proof. So `ValueError` is raised for several sources without a destination, which
+    are not compared with each other, and for a source without a destination whose trail has no counts.
 
-    `window` must be that of the trails. `grace` is how long records may come late; one window by default. Reads all
-    records that no trail has counted. Raises `ValueError` if a trail has other windows, and the errors of `Topic.open`.
+    `window` must be that of the trails. Records may be late by `grace`, one window by default. The call reads all
+    records that no trail has counted. It raises `ValueError` if a trail has other windows, and the errors of
+    `Topic.open`.
     """
     window_us = microseconds(window)
     grace_us = window_us if grace is None else microseconds(grace)
     now = SYSTEM() if now_us is None else now_us
     if destination is None and len(sources) != 1:
         raise ValueError(
-            f"{len(sources)} sources and no destination: nothing says what should be the same. Give the directory that "
-            "should have the records of all of them as the destination, or compare each source with its own trail alone"
+            f"{len(sources)} sources and no destination: nothing is compared. Give the directory that should contain "
+            "the records of all of them as the destination, or compare each source with its own trail alone"
         )
     with ExitStack() as opened:
         places = [_Place(os.fspath(path), trail, window_us, now, opened) for path in sources]
@@ -125,15 +121,15 @@ def balance(
 
 
 class _Counts(NamedTuple):
-    """What one tier has counted of one topic."""
+    """The counts of one tier for one topic."""
 
     windows: Windows
     ranges: tuple[Entry, ...]  # one for each counted range
-    through: int  # everything is counted that was flushed before, microseconds
+    through: int  # all records flushed before this time are counted; microseconds
     complete_from: int = _LONG_AGO  # records of earlier windows may have been dropped uncounted
 
     def is_closed(self, window: int, until: int) -> bool:
-        """Whether a window is complete here, if it is over at `until`."""
+        """True if the counts of a window are complete, if it is over at `until`."""
         return self.complete_from <= window and until <= self.through
 
 
@@ -147,7 +143,7 @@ class _Place:
         self.tiers: dict[tuple[str, str], _Counts] = {}  # by topic and tier
         self.elsewhere: dict[str, _Counts] = {}  # by topic: logs that are not in this place
         self.topics: dict[str, Topic] = {}
-        self.superseded: list[tuple[str, Entry]] = []  # by topic: counts of a history that its log does not have now
+        self.superseded: list[tuple[str, Entry]] = []  # by topic: counts of a history that its log no longer has
         self._recounted: dict[tuple[str, int, int], Windows] = {}
         names = catalog.names(REAL, os.path.abspath(path))
         if not names:
@@ -183,19 +179,19 @@ class _Place:
             self.elsewhere[name] = _of_logs(once([each for each in others if each.topic == name]))
 
     def _is_of(self, entry: Entry, topic: Topic) -> bool:
-        """Whether the entry counts this topic, perhaps before the topic was moved. A copy beside it has its own."""
+        """True if the entry counts this topic, also under an earlier path. A copy beside it has entries of its own."""
         named = self.topics.get(entry.topic)
         is_named = named is not None and named.log_id == topic.log_id
         return entry.log_id == topic.log_id.hex() and (entry.topic == topic.name or not is_named)
 
     def called(self, name: str, source: _Place) -> str:
-        """The name here of a topic of another place, which may have been moved there or here."""
+        """The name in this place of a topic of another place. The topic may have been moved in either place."""
         log_id = source.topics[name].log_id
         same = [here for here, topic in self.topics.items() if topic.log_id == log_id]
         return name if name in self.topics or len(same) != 1 else same[0]
 
     def _log(self, topic: Topic, counted: list[Entry], now: int) -> _Counts:
-        """The counts of a log: those of its trail, and of the records that it has not counted."""
+        """The counts of a log: those of its trail, and of the records that the trail has not counted."""
         ranges = [each for each in counted if each.partition is not None]
         complete_from = _LONG_AGO
         for partition in topic.partitions:
@@ -209,7 +205,7 @@ class _Place:
         return _Counts(merged(each.windows for each in ranges), tuple(ranges), now, complete_from)
 
     def recount(self, partition: Partition, start: int, end: int) -> Windows:
-        """The tallies of what can be read in [start, end) of a log. Each range is read once."""
+        """The tallies of the readable records in [start, end) of a log. Each range is read once."""
         key = partition.path, start, end
         if key not in self._recounted:
             batches = partition.batches(start, end, on_gap="skip")
@@ -218,7 +214,7 @@ class _Place:
 
 
 def _of_logs(ranges: list[Entry]) -> _Counts:
-    """The counts of logs that are elsewhere."""
+    """The counts of logs in other places."""
     through = dict.fromkeys([each.log_id for each in ranges], 0)
     for each in ranges:
         if each.partition is None:
@@ -233,7 +229,7 @@ def _latest_before(topic: Topic, partition: Partition) -> int:
 
 
 def _holes(done: Iterable[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of [start, end) that are in none of these ranges, which are in order."""
+    """The parts of [start, end) that are in none of the `done` ranges, which are sorted."""
     for first, stop in done:
         if start < min(first, end):
             yield start, min(first, end)
@@ -246,18 +242,18 @@ def _holes(done: Iterable[tuple[int, int]], start: int, end: int) -> Iterator[tu
 
 
 def _tiers(place: _Place, grace_us: int) -> Iterator[Balance]:
-    """What applications have counted, compared with the log in the same place."""
+    """The counts of applications, compared with the log in the same place."""
     for (name, tier), counts in place.tiers.items():
         log = place.logs[name]
         for window in sorted({*log.windows, *counts.windows}):
             expected, found = log.windows.get(window, NOTHING), counts.windows.get(window, NOTHING)
-            closed = log.is_closed(window, window + place.window_us + grace_us)  # a tier that is behind is told
+            closed = log.is_closed(window, window + place.window_us + grace_us)  # a tier that lags behind is reported
             offsets = () if expected == found else tuple(_uncounted(place, name, window, counts))
             yield Balance(name, window, place.path, tier, expected, found, closed, offsets)
 
 
 def _superseded(place: _Place) -> Iterator[Balance]:
-    """What was counted of a history that a log does not have any more: the log was set back, and went on otherwise."""
+    """The counts of histories that a log no longer has: it was set back, and then written differently."""
     having: defaultdict[tuple[str, str, int], list[Entry]] = defaultdict(list)
     for name, entry in place.superseded:
         for window in entry.windows:
@@ -269,7 +265,7 @@ def _superseded(place: _Place) -> Iterator[Balance]:
 
 
 def _uncounted(place: _Place, name: str, window: int, counts: _Counts) -> Iterator[OffsetRange]:
-    """The ranges of the log with records of the window that the tier has not counted, or has counted otherwise."""
+    """The ranges of the log with records of the window that the tier has not counted, or counted differently."""
     for partition in place.topics[name].partitions:
         ranges = sorted((each.start, each.end) for each in counts.ranges if each.partition == partition.id)
         for start, end in _holes(ranges, partition.log_start_offset, partition.high_watermark):
@@ -279,7 +275,7 @@ def _uncounted(place: _Place, name: str, window: int, counts: _Counts) -> Iterat
 
 
 def _differing(place: _Place, name: str, window: int, ranges: Iterable[Entry]) -> Iterator[OffsetRange]:
-    """The counted ranges in which the log has other records of the window now."""
+    """The counted ranges in which the log now has other records of the window."""
     topic = place.topics[name]
     for each in ranges:
         if each.partition is None or each.partition >= len(topic.partitions) or window not in each.windows:

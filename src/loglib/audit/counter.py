@@ -1,8 +1,8 @@
-"""Counter: what has passed here, by topic, partition and time window, published to a trail.
+"""Counter: counts records by topic, partition and time window, and publishes the counts to a trail.
 
-Invariant: each record of a partition is counted once by each tier, whatever dies when. A counter begins behind the
-range that its tier published last. An entry is flushed before the group commits, and before it releases a partition.
-Whoever gets a partition reads the trail again. So what comes again after a crash is not counted again.
+Invariant: each tier counts each record of a partition exactly once, across any crash. A counter begins after the range
+that its tier published last. An entry is flushed before the group commits, and before it releases a partition. A member
+that gets a partition reads the trail again. So records that are delivered again after a crash are not counted again.
 
 Threads: a counter belongs to one thread, an auditor as well; `close` may be called from any thread.
 """
@@ -49,8 +49,8 @@ class Counter(NotCopyable):
     """Counts the records that an application has handled, by time window, and publishes the counts.
 
     `tier` names the application. Give `on_assign` and `on_revoke` to the group, and call `publish` before it commits:
-    so records that come again, to whomever, are not counted again. The trail must be open for writing, with
-    `shared=True` if other processes write it as well.
+    then records that are delivered again, to any member, are not counted again. The trail must be open for writing,
+    with `shared=True` if other processes write it as well.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Counter(NotCopyable):
         self._trail = trail
         self._tier = tier
         self._clock = clock
-        self._counted: dict[tuple[str, int], int] = {}  # by log id and partition: the end of what is counted
-        self._published: dict[tuple[str, int], list[HistoryPoint]] = {}  # the same: the ends that the trail has
+        self._counted: dict[tuple[str, int], int] = {}  # by log id and partition: the end of the counted range
+        self._published: dict[tuple[str, int], list[HistoryPoint]] = {}  # by the same: ends of ranges in the trail
         self._new: dict[tuple[str, str, int], list[_Range]] = {}  # by topic, log id and partition
         self.on_assign()
 
     def on_assign(self, partitions: object = None) -> None:
-        """Read in the trail what was counted, perhaps by another process. For the group to call."""
-        del partitions  # all are looked up
+        """Read the counted ranges, perhaps of another process, from the trail. For the group to call."""
+        del partitions  # the entries of all are read
         published: dict[tuple[str, int], list[HistoryPoint]] = {}
         for entry in entries(self._trail):
             if entry.tier == self._tier and entry.partition is not None:
@@ -79,12 +79,12 @@ class Counter(NotCopyable):
         self._published = published
 
     def on_revoke(self, partitions: object = None) -> None:
-        """Publish what was counted, before another member reads on. For the group to call."""
+        """Publish the counts before another member takes over. For the group to call."""
         del partitions
         self.publish()
 
     def add(self, topic: Topic, batch: Batch) -> None:
-        """Count the records of a batch that were not counted before."""
+        """Count the records of a batch, except those that were counted before."""
         log_id, partition = topic.log_id.hex(), batch.partition
         counted = self._counted_to(topic, partition)
         if batch.next_offset <= counted:
@@ -104,11 +104,11 @@ class Counter(NotCopyable):
 
     @property
     def has_new(self) -> bool:
-        """Whether something was counted that is not published yet."""
+        """True if some counts are not published yet."""
         return bool(self._new)
 
     def _counted_to(self, topic: Topic, partition: int) -> int:
-        """The end of what is counted of the history that the log has now; -1 if nothing is."""
+        """The end of the counted range in the log's present history; -1 if there is none."""
         key = topic.log_id.hex(), partition
         if key not in self._counted:
             points = sorted(self._published.get(key, ()), key=lambda each: each.offset)
@@ -119,13 +119,12 @@ class Counter(NotCopyable):
         return self._counted[key]
 
     def publish(self, caught_up: tuple[Topic, int] | None = None) -> int:
-        """Publish what was counted since the last time, and flush it. Returns the number of records.
+        """Publish the new counts, and flush them. Returns the number of records.
 
-        `caught_up`: a topic of which everything is counted that was flushed before that time (microseconds).
+        `caught_up`: a topic, and a time in microseconds. All its records that were flushed before then are counted.
 
-        If other processes have all partitions of the trail for ten seconds: `LockedError`, and the next call publishes
-        the same and what was counted since. In a forked child: `ForkedHandleError`; open the trail and make the counter
-        there.
+        `LockedError` if other processes have all partitions of the trail for ten seconds; the next call publishes these
+        counts and later ones. `ForkedHandleError` in a forked child; open the trail and make the counter there.
         """
         now = self._clock()
         found = [
@@ -142,7 +141,7 @@ class Counter(NotCopyable):
 
 
 class Auditor(NotCopyable):
-    """Counts what is in a topic's log, and publishes the counts to a trail.
+    """Counts the records of a topic's log, and publishes the counts to a trail.
 
     It reads as the consumer group "audit", so retention can wait for it: `Retention(hold_for=["audit"], ...)`. Several
     auditors of a topic share its partitions. The topic may be open for reading; the trail must be open for writing,
@@ -150,14 +149,9 @@ class Auditor(NotCopyable):
     """
 
     def __init__(
-        self,
-        topic: Topic,
-        trail: Topic,
-        *,
-        window: timedelta = WINDOW,
-        group: str = _GROUP,
+        self, topic: Topic, trail: Topic, *, window: timedelta = WINDOW, group: str = _GROUP,
         clock: Callable[[], int] = SYSTEM,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._topic = topic
         self._clock = clock
         self._counter = counter = Counter(trail, LOG, window=window, clock=clock)
@@ -168,10 +162,10 @@ class Auditor(NotCopyable):
         self._ended = threading.Event()
         self._pid = os.getpid()
         self._working = threading.RLock()
-        self._depth = 0  # of uses within each other, by a signal handler for one
+        self._depth = 0  # of nested uses, such as by a signal handler
 
     def publish(self) -> int:
-        """Count everything that is flushed and publish it. Returns the number of records read."""
+        """Count all flushed records and publish the counts. Returns the number of records read."""
         with self._at_work():
             began, found = self._clock(), 0
             for batch in self._member.batches(timeout=0.0):
@@ -181,7 +175,7 @@ class Auditor(NotCopyable):
                 if self._ended.is_set():
                     break
             alone = len(self._member.assignment) == len(self._topic.partitions)
-            is_over = 0 < self._open_until < began  # all windows so far are over: say so once
+            is_over = 0 < self._open_until < began  # all windows so far are over: publish that once
             if found or self._counter.has_new or (alone and is_over):
                 caught_up = alone and not self._ended.is_set()
                 self._counter.publish((self._topic, began) if caught_up else None)
@@ -191,9 +185,9 @@ class Auditor(NotCopyable):
             return found
 
     def run(self, *, every: float = 60.0) -> None:
-        """Publish every so many seconds, until `close` is called from another thread or in a signal handler.
+        """Publish every `every` seconds, until `close` is called from another thread or in a signal handler.
 
-        If others have the trail for too long, that is logged as a warning, and the next time publishes all.
+        If others have the trail for too long, a warning is logged, and the next round publishes all.
         """
         check_timeout(every)
         while not self._ended.is_set():
@@ -207,10 +201,10 @@ class Auditor(NotCopyable):
         self.close()
 
     def close(self) -> None:
-        """Leave the group. What was flushed since the last `publish` is counted by the next auditor.
+        """Leave the group. The next auditor counts the records that were flushed since the last `publish`.
 
-        It waits for a `publish` in another thread, which ends with the batch that it has. In a signal handler it does
-        not wait: the interrupted call leaves the group at its end. After both the topic and the trail may be closed.
+        It waits for a `publish` in another thread, which ends after its present batch. In a signal handler it does not
+        wait: the interrupted call leaves the group at its end. Then the topic and the trail may be closed.
         """
         self._ended.set()
         with self._at_work():
@@ -218,8 +212,8 @@ class Auditor(NotCopyable):
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Use the member alone. The outermost use ends with leaving the group, if that was asked for meanwhile."""
-        if self._pid != os.getpid():  # a thread of the parent may have been at work, and is not here
+        """Use the member in one thread at a time. The outermost use then leaves the group if `close` was called."""
+        if self._pid != os.getpid():  # a fork: a thread of the parent may have held the lock
             self._pid, self._working, self._depth = os.getpid(), threading.RLock(), 0
         with self._working:
             self._depth += 1

@@ -1,20 +1,20 @@
-"""Tally: how many records, how many bytes, and a digest of them that does not depend on their order.
+"""Tally: the number of records, their bytes, and a digest that does not depend on their order.
 
-Invariant: the tally of a set of records is the sum of the tallies of its parts, in whatever order and batches they are.
-So two places that have the same records have the same tally. The digest is the sum of a hash of each record, modulo
-2^128. The hash is BLAKE2b of everything that the record says: its timestamp, key, value and headers, each with its
-size, so that no byte can go from one to another unseen. A sum of checksums would not do: a CRC is linear, and for some
-records that exchange their values both errors cancel out.
+Invariant: the tally of a set of records is the sum of the tallies of its parts, in any order and any batches. So two
+places with the same records have the same tally. The digest is the sum of a hash of each record, modulo 2^128. The hash
+is BLAKE2b of the record's timestamp, key, value and headers, each with its size, so that no byte can move from one to
+another unnoticed. A sum of checksums is not enough: a CRC is linear, and for some records that exchange their values
+both errors cancel out.
 
-The digest does not see the order of the records, their partitions and offsets. It is no proof against a forger, who may
-look for other records with the same sum.
+The digest does not depend on the order of the records, their partitions and offsets. It is no proof against a forger,
+who can search for other records with the same sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import compress, repeat
+from itertools import compress
 from struct import Struct
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ _NULL = -1
 
 
 class Tally(NamedTuple):
-    """What was counted. Tallies are added with `+`, also to those of other places."""
+    """Counts of records. Tallies are added with `+`, also to those of other places."""
 
     records: int
     bytes: int  # of keys and values
@@ -64,10 +64,7 @@ def tallies(batch: Batch, window_us: int) -> Windows:
 
 
 def _tally(
-    keys: Sequence[bytes | None],
-    values: Sequence[bytes | None],
-    times: Iterable[int] = repeat(0),
-    headers: Iterable[Headers] = repeat(()),
+    keys: Sequence[bytes | None], values: Sequence[bytes | None], times: Iterable[int], headers: Iterable[Headers]
 ) -> Tally:
     sizes = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
     digests = map(_digest, keys, values, times, headers)

@@ -1,13 +1,13 @@
-"""Trail: the topic to which counts are published, an entry for each counted range of a partition.
+"""Trail: the topic to which counts are published, with an entry for each counted range of a partition.
 
-Invariant: the ranges of one tier in one partition follow on one another, also across restarts, except where records
-were gone before they were counted. So the counts of a tier are the sum of its entries, each range taken once. A range
-can be there twice: a process that is killed between writing and publishing an entry leaves it to be found later, when
-another process has counted the same records again. `once` leaves out what is there twice.
+Invariant: the ranges of one tier in one partition are consecutive, also across restarts, except where records were
+dropped before they were counted. So the counts of a tier are the sum of its entries, each range taken once. A range can
+occur twice: an entry of a process that was killed while it published may appear after another process has counted the
+same records again. `once` omits duplicates.
 
 Several processes write a trail that is open with `shared=True`. None of them keeps a partition: `publish` takes one
-that is free, and gives it back. So as many as like share even one partition, and wait for each other only for the
-moment of a publication.
+that is free, and gives it back. So any number of processes can share one partition, and they wait for each other only
+during a publication.
 
 An entry is a record whose value is JSON:
 
@@ -15,11 +15,10 @@ An entry is a record whose value is JSON:
      "chain": 2868113408, "epoch": 1, "window_us": 600000000,
      "windows": {"1764000000000000": [12, 3456, "<32 digits>"]}, "time": 1764000300000000}
 
-`tier` says where the records were counted: "log" in the log itself, another name in an application. `windows` has for
-each window the number of records, their bytes and their digest (tally.py). `chain` and `epoch` are those of the log at
-`end` (log/history.py). If the log was set back, and was then written otherwise, they tell that the entry counts records
-which the log does not have any more. An entry with the partition null says that by its `time` everything that was
-flushed in the topic had been counted.
+`tier` is "log" for counts of the log itself, or the name of an application. `windows` has for each window the number of
+records, their bytes and their digest (tally.py). `chain` and `epoch` are those of the log at `end` (log/history.py). If
+the log was set back, and then written differently, they show that the entry counts records which the log no longer has.
+An entry with the partition null means that all records of the topic that were flushed before its `time` are counted.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from .tally import Tally, Windows
 __all__ = ["LOG", "SET_BACK", "Entry", "entries", "logs_of", "once", "publish"]
 
 LOG = "log"  # the tier of what is in the log itself
-SET_BACK = (BESIDE, AHEAD)  # how a trail stands to a log that was set back; what is counted was flushed
+SET_BACK = (BESIDE, AHEAD)  # relations of a trail to a log that was set back: all counted records were flushed
 _PATIENCE_S = 10.0  # a publication by another process takes milliseconds
 _NAP_S = 0.005
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
@@ -52,7 +51,7 @@ class Entry(NamedTuple):
     tier: str
     topic: str
     log_id: str
-    partition: int | None  # None: the range is empty, and all that was flushed before `time` is counted
+    partition: int | None  # None: all records flushed before `time` are counted; no range
     start: int
     end: int
     chain: int  # of the log at `end`, and the epoch of its writer there; 0: not known
@@ -63,11 +62,11 @@ class Entry(NamedTuple):
 
     @property
     def point(self) -> HistoryPoint:
-        """Where the range ends, and what proves the history up to there."""
+        """The end of the range, with the proof of the history up to there."""
         return HistoryPoint(bytes.fromhex(self.log_id), self.end, self.chain, self.epoch)
 
     def is_superseded(self, logs: Sequence[Log]) -> bool:
-        """Whether the log, one of the topic's, was set back, and so has not all that was counted."""
+        """True if the entry's log, one of the topic's `logs`, was set back, so that it lacks counted records."""
         if self.partition is None or self.partition >= len(logs):
             return False
         return compare_history([self.point], logs[self.partition]).relation in SET_BACK
@@ -81,8 +80,8 @@ def logs_of(topic: Topic) -> list[Log]:
 def publish(trail: Topic, found: Iterable[Entry]) -> None:
     """Append the entries and flush them.
 
-    If the trail is shared, all of them go to one partition that no process has. `LockedError` if there is none for ten
-    seconds; the entries can be published again later.
+    If the trail is shared, all of them go to one free partition. `LockedError` if there is none for ten seconds; the
+    entries can be published again later.
     """
     values, times = [], []
     for entry in found:
@@ -116,7 +115,7 @@ def _tally(facts: Any) -> Tally:
 
 
 def entries(trail: Topic) -> Iterator[Entry]:
-    """The entries of a trail, in the order of the log. Raises `CorruptLogError` for a record that is none."""
+    """The entries of a trail, in the order of the log. Raises `CorruptLogError` for a record that is no entry."""
     for record in trail.read():
         try:
             facts: dict[str, Any] = json.loads(record.value or b"")
@@ -133,7 +132,7 @@ def entries(trail: Topic) -> Iterator[Entry]:
 
 
 def once(found: Iterable[Entry]) -> list[Entry]:
-    """The entries, without those that count again what others have counted."""
+    """The entries, without those that count records of other entries again."""
     groups: defaultdict[tuple[str, str, int | None], list[Entry]] = defaultdict(list)
     for entry in found:
         groups[entry.tier, entry.log_id, entry.partition].append(entry)
@@ -142,8 +141,8 @@ def once(found: Iterable[Entry]) -> list[Entry]:
 
 
 def _chain(group: list[Entry]) -> Iterator[Entry]:
-    """Entries that follow on one another and reach as far as possible. Both ways that lead there are right."""
-    reach: dict[int, int] = {}  # from a start: how far entries lead
+    """Consecutive entries that reach the highest end. If two chains do, either is right."""
+    reach: dict[int, int] = {}  # by start: the highest end of a chain
     best: dict[int, Entry] = {}
     for entry in sorted(group, key=lambda each: each.start, reverse=True):
         end = reach.get(entry.end, entry.end)

@@ -1,4 +1,4 @@
-"""Arguments: what options of the command line mean: sizes, durations, starts, topics.
+"""Arguments: the types of the command line's arguments and options: sizes, durations, starts, topics.
 
 Invariant: a wrong argument is a usage error (exit code 2) that says what to write instead.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -25,8 +26,12 @@ from ..transactions.store import STORE
 
 __all__ = [
     "DIRECTORY", "DURATION", "NAMES", "SIZE", "SOURCE", "START", "TOPIC",
-    "as_json", "confirmed", "partition_start", "roll_all", "stores_of", "topic_paths",
+    "Command", "Parsed", "add_options", "as_json", "confirmed", "dry_run", "partition_start", "roll_all", "stores_of",
+    "topic_paths", "yes",
 ]  # fmt: skip
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:us|ms|s|m|h|d|w))+")
@@ -34,69 +39,52 @@ _PART = re.compile(r"([\d.]+)([a-z]+)")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-class _Size(click.ParamType[int]):
-    name = "size"
+class Parsed(click.ParamType[T]):
+    """A type whose values `parse` makes of text. Its `ValueError` is a usage error."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = _SIZE.fullmatch(str(value))
-        if found is None:
-            self.fail(f"{value!r} is not a number of bytes; write 4096, 10MB or 1GiB", param, ctx)
-        number, unit, binary = found.groups()
-        base = 1024 if binary else 1000
-        return int(float(number) * base ** " kmgt".index(unit.lower() or " "))
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
 
-
-class _Duration(click.ParamType[timedelta]):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        if isinstance(value, timedelta):
-            return value
-        if not _DURATION.fullmatch(str(value)):
-            self.fail(f"{value!r} is not a duration; write 90s, 15m, 12h, 7d or 1h30m", param, ctx)
-        return timedelta(seconds=sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(str(value))))
-
-
-class _Names(click.ParamType[tuple[str, ...]]):
-    name = "names|none"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        names = () if value == "none" else tuple(str(value).split(","))
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            check_names(*names)
+            parsed: T = self._parse(value) if isinstance(value, str) else value  # a default may be parsed already
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        return names
+        return parsed
 
 
-class _Start(click.ParamType[Any]):
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a number of bytes; write 4096, 10MB or 1GiB")
+    number, unit, binary = found.groups()
+    base = 1024 if binary else 1000
+    return int(float(number) * base ** " kmgt".index(unit.lower() or " "))
+
+
+def _duration(text: str) -> timedelta:
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is not a duration; write 90s, 15m, 12h, 7d or 1h30m")
+    return timedelta(seconds=sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text)))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = () if text == "none" else tuple(text.split(","))
+    check_names(*names)
+    return names
+
+
+def _start(text: str) -> Any:
     """A start as the library has it, or the offset of a record as `PARTITION:OFFSET`."""
-
-    name = "start"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        partition, colon, offset = value.partition(":")
-        if colon and partition.isdigit() and offset.isdigit() and not value.startswith("0000"):
-            return {int(partition): int(offset)}
-        try:
-            parse_start(value, now_us=0)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return value
+    partition, colon, offset = text.partition(":")
+    if colon and partition.isdigit() and offset.isdigit() and not text.startswith("0000"):
+        return {int(partition): int(offset)}
+    parse_start(text, now_us=0)
+    return text
 
 
-class _Directory(click.Path):
-    """A directory that need not exist."""
-
-    name = "topic"
-
-    def __init__(self) -> None:
-        super().__init__(file_okay=False)
-
-
-class _Topic(_Directory):
+class _Topic(click.Path):
     """The directory of a topic that exists."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -104,7 +92,7 @@ class _Topic(_Directory):
         _refuse_uri(path)
         if not REAL.exists(os.path.join(path, NAME)):
             names = ", ".join(catalog.names(REAL, path))
-            found = f"is no topic but a directory of topics: {names}" if names else "has no topic"
+            found = f"is a directory of topics, not a topic: {names}" if names else "has no topic"
             self.fail(f"{value} {found}", param, ctx)
         return path
 
@@ -117,23 +105,38 @@ class _Source(_Topic):
 
 
 def _refuse_uri(path: str) -> None:
-    """A usage error that shows no credentials, if the path is no directory but the URI of something in a store."""
+    """Raise a usage error, which shows no credentials, if the path is the URI of an object store."""
     if not is_remote(path):
         return
     try:
         shown = storage_of(path)[1]
-    except ValueError:  # there it cannot be told what is credentials
+    except ValueError:  # nothing separates the credentials from the rest
         shown = "this URI"
     raise click.UsageError(f"{shown} is in an object store; `loglib cat` and `loglib tail` read it there")
 
 
-SIZE, DURATION, NAMES, START = _Size(), _Duration(), _Names(), _Start()
-DIRECTORY, TOPIC, SOURCE = _Directory(), _Topic(), _Source()
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+SIZE, DURATION = Parsed("size", _size), Parsed("duration", _duration)
+NAMES, START = Parsed("names|none", _names), Parsed("start", _start)
+DIRECTORY, TOPIC, SOURCE = (kind(file_okay=False) for kind in (click.Path, _Topic, _Source))
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs.")
+dry_run = click.option("--dry-run", is_flag=True, help="Only print what would be done.")
+yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """A decorator that adds these options to a command, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def topic_paths(path: str) -> list[str]:
-    """The topic at a path, or all topics in that directory. Raises a usage error if there is none."""
+    """Return the topic at a path, or all topics in that directory. Raise a usage error if there is none."""
     _refuse_uri(path)
     if REAL.exists(os.path.join(path, NAME)):
         return [path]
@@ -144,12 +147,12 @@ def topic_paths(path: str) -> list[str]:
 
 
 def stores_of(path: str) -> list[str]:
-    """The store of transactions at a path, or the one in that directory of topics; an empty list if there is none."""
+    """The store of transactions at a path, or in that directory of topics; an empty list if there is none."""
     return [each for each in (path, os.path.join(path, STORE)) if is_store(REAL, each)][:1]
 
 
 def partition_start(start: Any, partition: int | None) -> Any:
-    """A start for the reader of one partition."""
+    """The start for a reader of one partition, or of all if `partition` is None."""
     if partition is None or not isinstance(start, dict):
         return start
     if partition not in start:
@@ -158,16 +161,16 @@ def partition_start(start: Any, partition: int | None) -> Any:
 
 
 def roll_all(path: str) -> None:
-    """What --roll means: seal the open segments of a topic."""
+    """Seal the open segments of a topic."""
     with Topic.open(path, create=False) as topic:
         for each in topic.partitions:
             each.roll()
 
 
 def confirmed(what: str, *, yes: bool) -> None:
-    """Ask a person for leave to do something that cannot be undone. Without a terminal --yes must be given."""
+    """Ask whether to do something that cannot be undone. Without a terminal, --yes is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{what}: give --yes, or --dry-run to see what would happen")
+        raise click.UsageError(f"{what} Give --yes to do it, or --dry-run to see what would happen")
     click.confirm(what, abort=True, err=True)

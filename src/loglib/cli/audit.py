@@ -1,4 +1,4 @@
-"""Audit: compare what was counted in several places."""
+"""Audit: compare the counts of several places."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ import click
 
 from ..audit import TRAIL, Balance, Tally, balance
 from .arguments import DIRECTORY, DURATION, as_json
-from .output import note, print_json, print_table, when
+from .output import DAMAGED, note, print_each, when
 
 __all__ = ["audit"]
-
-_DIFFERENT = 1
 
 
 @click.command()
 @click.argument("places", type=DIRECTORY, nargs=-1, required=True)
-@click.option("--window", type=DURATION, default="10m", show_default=True, help="The time windows of the trails.")
-@click.option("--grace", type=DURATION, help="How long records may come late.  [default: one window]")
-@click.option("--trail", default=TRAIL, show_default=True, help="The name of the topics with the counts.")
-@click.option("--all", "show_all", is_flag=True, help="Print all windows, also those that add up or are open.")
+@click.option("--window", type=DURATION, default="10m", show_default=True, help="The time window of the trails.")
+@click.option("--grace", type=DURATION, help="Accept records that are late by this time.  [default: one window]")
+@click.option("--trail", default=TRAIL, show_default=True, help="The name of the topics that contain the counts.")
+@click.option("--all", "show_all", is_flag=True, help="Print all windows, also open ones and those that add up.")
 @as_json
 def audit(
     places: tuple[str, ...], window: timedelta, grace: timedelta | None, trail: str, show_all: bool, as_json: bool
 ) -> int:
-    """Compare the records of directories of topics by time window: what was produced, copied and consumed.
+    """Compare directories of topics by time window: what was produced, copied and consumed.
 
-    The last directory should have what all the others have together; with one directory only its own counts are
-    compared. Exit code 1 if a closed window does not add up.
+    The last directory should contain the records of all the others together. With one directory, only its own counts
+    are compared. Exit code 1 if a closed window does not add up.
     """
     alone = len(places) == 1
     try:
@@ -38,15 +36,12 @@ def audit(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     shown = report.balances if show_all else report.differences
-    if as_json:
-        for each in shown:
-            print_json(_facts(each))
-    elif shown:
+    if shown:
         names = ["topic", "window from", "place", "tier", ">expected", ">found", ">missing", "state", "where"]
-        print_table(names, [_row(each) for each in shown])
+        print_each(shown, _facts, _row, names, as_json=as_json)
     open_windows = sum(not each.closed for each in report.balances)
     note(f"{len(report.balances)} windows, {open_windows} of them open; {len(report.differences)} do not add up")
-    return _DIFFERENT if report.differences else 0
+    return DAMAGED if report.differences else 0
 
 
 def _state(balance: Balance) -> str:
@@ -70,5 +65,5 @@ def _facts(each: Balance) -> dict[str, Any]:
 
 
 def _counts(tally: Tally) -> dict[str, Any]:
-    """The digest as text: many readers of JSON would round so large a number."""
+    """The facts of a tally, with the digest as text: many JSON parsers round numbers of that size."""
     return tally._asdict() | {"digest": f"{tally.digest:032x}"}

@@ -1,4 +1,4 @@
-"""Bench: how fast a disk and this machine write, sync and read a log."""
+"""Bench: the speed at which a disk and this machine write, sync and read a log."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..config.policies import FlushPolicy
 from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, SIZE, as_json
-from .output import note, print_json, print_table, sized
+from .output import note, print_each, sized
 
 __all__ = ["bench"]
 
-_AT_ONCE = 10_000  # records in a call of append_many
+_TOGETHER = 10_000  # records in a call of append_many
 _SYNCS = 200
 _BLOCK_BYTES = 1 << 20
 
@@ -36,22 +36,21 @@ class _Row(NamedTuple):
 
 @click.command()
 @click.argument("directory", type=DIRECTORY, default=".")
-@click.option("--records", type=click.IntRange(1000, 100_000_000), default=500_000, show_default=True, help="How many.")
-@click.option("--size", type=SIZE, default="200", show_default=True, help="Bytes of a value.")
+@click.option("--records", type=click.IntRange(1000, 100_000_000), metavar="N", default=500_000, show_default=True,
+              help="Number of records.")  # fmt: skip
+@click.option("--size", type=SIZE, default="200", show_default=True, help="Size of a value.")
 @as_json
 def bench(directory: str, records: int, size: int, as_json: bool) -> None:
-    """Measure writing and reading in a directory: on its disk, with this machine.
+    """Measure writing and reading on the disk of a directory.
 
-    A topic is made there and removed at the end. The figures hold for the data of one run: run it on an idle machine,
-    and more than once.
+    A topic is created there and removed at the end. The figures vary with the load: run it on an idle machine, and more
+    than once.
     """
     if not REAL.exists(directory):
         raise click.UsageError(f"{directory} does not exist")
     rows = list(_measured(directory, records, size))
-    for row in rows if as_json else ():
-        print_json(row._asdict())
+    print_each(rows, _Row._asdict, _shown, ["what", ">records/s", ">bytes/s", ">p50", ">p99"], as_json=as_json)
     if not as_json:
-        print_table(["what", ">records/s", ">bytes/s", ">p50", ">p99"], [_shown(row) for row in rows])
         note(f"values of {size} bytes; {records:,} records")
 
 
@@ -61,16 +60,16 @@ def _measured(directory: str, records: int, size: int) -> Iterator[_Row]:
         value = bytes(size)
         manual = FlushPolicy(None, None, None)
         with Topic.open(os.path.join(path, "topic"), partitions=1, flush=manual) as topic:
-            many = records // _AT_ONCE + 1
+            many = records // _TOGETHER + 1
 
             def append_many() -> None:
                 for _ in range(many):
-                    topic.append_many([value] * _AT_ONCE, partition=0)
+                    topic.append_many([value] * _TOGETHER, partition=0)
                 topic.flush()
 
-            yield _timed(f"append_many of {_AT_ONCE:,}, one flush", many * _AT_ONCE, size, append_many)
-            yield _timed("read as batches", many * _AT_ONCE, size, lambda: sum(map(len, topic.read().batches())))
-            yield _timed("read as records", many * _AT_ONCE, size, lambda: sum(1 for _ in topic.read()))
+            yield _timed(f"append_many of {_TOGETHER:,}, one flush", many * _TOGETHER, size, append_many)
+            yield _timed("read as batches", many * _TOGETHER, size, lambda: sum(map(len, topic.read().batches())))
+            yield _timed("read as records", many * _TOGETHER, size, lambda: sum(1 for _ in topic.read()))
             single = min(records, 100_000)
 
             def append() -> None:
@@ -83,7 +82,7 @@ def _measured(directory: str, records: int, size: int) -> Iterator[_Row]:
 
 
 def _raw(path: str, size_bytes: int) -> _Row:
-    """The same bytes, written and synced without a log."""
+    """Write and sync as many bytes without a log."""
     block = bytes(_BLOCK_BYTES)
     fd = REAL.create(path, 0o600)
     try:
@@ -121,7 +120,7 @@ def _shown(row: _Row) -> tuple[object, ...]:
 
 @contextmanager
 def _scratch(directory: str) -> Iterator[str]:
-    """A directory for the measurement, which is removed at the end."""
+    """A directory for the measurement. It is removed at the end."""
     path = os.path.join(os.path.abspath(directory), f".loglib-bench-{os.getpid()}.tmp")
     REAL.make_directory(path, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Completion: the script that lets a shell complete verbs, options and paths."""
+"""Completion: the script with which a shell completes verbs, options and paths."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = ["completion"]
 def completion(context: click.Context, shell: str) -> None:
     """Print a script that completes commands in your shell.
 
+    \b
     For bash: loglib completion bash > ~/.local/share/bash-completion/completions/loglib
     """
     script = get_completion_class(shell)

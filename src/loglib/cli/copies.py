@@ -11,35 +11,35 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from ..copies.credentials import CopyCredentials, SourceCredentials
 from ..copies.mirror import Mirror, Mirrored
-from ..copies.mirror_server import MirrorServer
+from ..copies.mirror_server import serve_mirror
 from ..copies.promote import promote as make_leader
 from ..copies.remote_source import TIMEOUT_S
 from ..copies.snapshot import snapshot as take_snapshot
 from ..errors import BrokenStreamError, LogError, UntrustedPeerError
 from ..system.not_copyable import NotCopyable
-from .arguments import DIRECTORY, DURATION, TOPIC, as_json
+from .arguments import DIRECTORY, DURATION, TOPIC, Parsed, add_options, as_json
 from .output import note, print_json, sized
 
-__all__ = ["mirror", "promote", "receive", "serve", "serve_all", "show", "snapshot"]
+__all__ = ["mirror", "promote", "receive", "serve", "serve_all", "snapshot"]
 
 
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.argument("to", type=DIRECTORY)
-@click.option("--no-links", is_flag=True, help="Copy all bytes: no file of the copy is a file of the topic.")
+@click.option("--no-links", is_flag=True, help="Copy all bytes, without hard links to files of the topic.")
 @as_json
 def snapshot(topic: str, to: str, no_links: bool, as_json: bool) -> None:
     """Copy a topic to a new directory, also while it is being written.
 
-    The copy has what was flushed at one moment, with the groups and their commits.
+    The copy contains what was flushed at one moment, with the groups and their commits.
     """
     made = take_snapshot(topic, to, links=not no_links)
     if as_json:
@@ -48,39 +48,53 @@ def snapshot(topic: str, to: str, no_links: bool, as_json: bool) -> None:
     sizes = f"{sized(made.size_bytes)} in {len(made.ends)} partitions, {sized(made.copied_bytes)} copied"
     click.echo(f"{made.path}: {sizes}")
     if not made.at_once:
-        note("the partitions are from moments that follow each other: none at which all stood still was found")
+        note("the partitions were copied at different moments: there was no moment at which none was written")
+
+
+_mirror_options = add_options(
+    click.option("--follow", is_flag=True, help="Keep the copy up to date, until Ctrl-C."),
+    click.option("--restart", is_flag=True, help="Copy again from the start if retention has dropped records that the "
+                 "copy does not have."),
+    click.option("--demote", is_flag=True, help="Let TO follow the source although a forced promotion has made it a "
+                 "topic of its own."),
+    click.option("--limit", type=float, metavar="MB/S", help="Copy at most this many megabytes per second."),
+    as_json,
+)  # fmt: skip
 
 
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.argument("to", type=DIRECTORY)
-@click.option("--follow", is_flag=True, help="Go on, and keep the copy up to the topic, until Ctrl-C.")
-@click.option("--restart", is_flag=True, help="Begin anew if retention has dropped what the copy does not have yet.")
-@click.option("--demote", is_flag=True, help="Let a topic that a forced promotion has split from this one follow it.")
-@click.option("--limit", type=float, metavar="MB/S", help="Copy at most so many megabytes a second.")
-@as_json
-def mirror(topic: str, to: str, follow: bool, restart: bool, demote: bool, limit: float | None, as_json: bool) -> None:
-    """Copy a topic, or bring an earlier copy up to it: the same bytes at the same offsets, and the groups' commits.
+@_mirror_options
+def mirror(topic: str, to: str, follow: bool, as_json: bool, **options: Any) -> None:
+    """Copy a topic, or update an earlier copy: the same bytes at the same offsets, and the groups' commits.
 
     Damage is not copied: it stops the mirror. `loglib promote` lets the copy take the topic's place.
     """
+    report = _run(Mirror(topic, to, **_mirror_arguments(**options)), topic, to, follow=follow)
+    _print_report(report, as_json=as_json)
+
+
+def _mirror_arguments(*, restart: bool, demote: bool, limit: float | None) -> dict[str, Any]:
     speed = None if limit is None else limit * 1e6
-    on_gap: Literal["error", "restart"] = "restart" if restart else "error"
-    with Mirror(topic, to, on_gap=on_gap, bytes_per_second=speed, demote=demote) as made:
+    return {"on_gap": "restart" if restart else "error", "demote": demote, "bytes_per_second": speed}
+
+
+def _run(made: Mirror, source: str, to: str, *, follow: bool) -> Mirrored:
+    """Copy, and follow the source until Ctrl-C if that is asked for."""
+    with made:
         try:
             made.copy()
             if follow:
-                note(f"{to}: up to {topic}; following")
+                note(f"{to}: up to {source}; following")
                 made.follow()
         except KeyboardInterrupt:
             if not follow:
                 raise
-        report = made.report()
-    show(report, as_json=as_json)
+        return made.report()
 
 
-def show(report: Mirrored, *, as_json: bool, to_stderr: bool = False) -> None:
-    """Print what a mirror has done."""
+def _print_report(report: Mirrored, *, as_json: bool, to_stderr: bool = False) -> None:
     if as_json and not to_stderr:
         print_json(report._asdict())
         return
@@ -94,54 +108,51 @@ def show(report: Mirrored, *, as_json: bool, to_stderr: bool = False) -> None:
 @click.argument("copy", type=TOPIC)
 @click.option("--force", is_flag=True, help="Also if the source of a mirror cannot be reached, or is being written.")
 def promote(copy: str, force: bool) -> None:
-    """Make a copy a topic of its own, which can be written.
+    """Turn a copy into a topic of its own, which can be written.
 
-    A mirror takes the place of its source, which is not written any more. The topic that a snapshot was copied from
-    stays what it is: stop its writers first if the copy takes its place.
+    A mirror takes the place of its source, which can then not be written any more. The source of a snapshot stays
+    unchanged: stop its writers first if the copy takes its place.
     """
     make_leader(copy, force=force)
 
 
 _STANDARD = (0, 1)  # standard input and output
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-_silence = click.option("--timeout", type=DURATION, default=timedelta(seconds=TIMEOUT_S), show_default="60s",
-                        help="Give up the other end when it is silent for so long.")  # fmt: skip
 
 
-class _Address(click.ParamType[tuple[str, int]]):
-    name = "host:port"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        host, colon, port = str(value).rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{value!r} is no address; write HOST:PORT, such as 10.0.0.5:9900 or [::1]:9900", param, ctx)
-        return host.strip("[]"), int(port)
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is no address; write HOST:PORT, such as 10.0.0.5:9900 or [::1]:9900")
+    return host.strip("[]"), int(port)
 
 
-_FILE = click.Path(dir_okay=False)
+_ADDRESS, _FILE = Parsed("host:port", _address), click.Path(dir_okay=False)
+_timeout = click.option("--timeout", type=DURATION, default=timedelta(seconds=TIMEOUT_S), show_default="60s",
+                        help="Give up the other end after this time of silence.")  # fmt: skip
 _shared_key = click.option("--shared-key", type=_FILE, help="The file with the key that both ends have.")
-_open = click.option("--open", "is_open", is_flag=True, help="Without TLS and key, also beyond this host.")
+_open = click.option("--open", "is_open", is_flag=True, help="Allow other hosts without TLS and a key.")
 
 
 def _resolved(address: tuple[str, int], *, passive: bool = False) -> list[tuple[socket.AddressFamily, Any]]:
-    """The addresses of a host, those of IPv4 first: each with its family, as a socket takes it."""
+    """The addresses of a host, IPv4 first: each with its family, as a socket takes it."""
     flags = socket.AI_PASSIVE if passive else 0
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=flags)
-    except OSError as error:  # no such name: later there may be one
+    except OSError as error:  # no such name yet
         raise ConnectionError(f"{address[0]}:{address[1]}: {error}") from error
     return sorted(((each[0], each[4]) for each in found), key=lambda each: each[0] != socket.AF_INET)
 
 
 def _is_loopback(place: Any) -> bool:
-    """Whether only this host can reach the address."""
+    """True if only this host can reach the address."""
     found = ipaddress.ip_address(str(place[0]).partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_loopback
 
 
 def _check_options(where: str, address: object, files: dict[str, str | None], *, is_open: bool) -> None:
-    """Refuse options that contradict each other: the files are given together, or not at all."""
+    """Refuse options that contradict each other. `files` are given together or not at all, and only with `where`."""
     given = [name for name, path in files.items() if path is not None]
     if address is None and (given or is_open):
         raise click.UsageError(f"{given[0] if given else '--open'} is for {where}; ssh knows who is at the other end")
@@ -154,25 +165,25 @@ def _check_options(where: str, address: object, files: dict[str, str | None], *,
 
 @click.command()
 @click.argument("topic", type=TOPIC)
-@click.option("--listen", type=_Address(), help="Serve those who connect there, by TCP.")
+@click.option("--listen", type=_ADDRESS, help="Accept TCP connections at this address.")
 @click.option("--certificate", type=_FILE, help="A PEM file with the certificate of this host.")
 @click.option("--private-key", type=_FILE, help="A PEM file with its private key.  [default: in --certificate]")
 @_shared_key
 @_open
-@click.option("--mirrors", type=click.IntRange(1), default=32, show_default=True,
-              help="With --listen: serve at most so many at the same time. Others are turned away, and may come again.")
-@_silence
+@click.option("--mirrors", type=click.IntRange(1), metavar="N", default=32, show_default=True,
+              help="With --listen: serve at most N mirrors at the same time; others may try again later.")
+@_timeout
 def serve(
     topic: str, listen: tuple[str, int] | None, certificate: str | None, private_key: str | None,
     shared_key: str | None, is_open: bool, mirrors: int, timeout: timedelta,
 ) -> None:  # fmt: skip
     """Let mirrors on other hosts copy a topic: the other end of `loglib receive`.
 
-    Without --listen one mirror is served over standard input and output, until it leaves:
-    `loglib receive copies/orders --through "ssh HOST loglib serve data/orders"` on the other host.
+    Without --listen it serves one mirror over standard input and output, until the mirror leaves. The other host runs
+    `loglib receive copies/orders --through "ssh HOST loglib serve data/orders"`.
 
-    With --listen those are served who prove that they have the shared key, by TLS. Without --certificate and
-    --shared-key all who connect may read all of the topic: only on this host (127.0.0.1), or with --open.
+    With --listen it serves each mirror that proves by TLS that it has the shared key. Without --certificate and
+    --shared-key, everyone who connects may read all of the topic: so only on this host (127.0.0.1), or with --open.
     """
     seconds = timeout.total_seconds()
     files = {"--certificate": certificate, "--shared-key": shared_key}
@@ -180,8 +191,7 @@ def serve(
     if private_key is not None and certificate is None:
         raise click.UsageError("--private-key without --certificate")
     if listen is None:
-        with MirrorServer(topic, _STANDARD, timeout=seconds) as server:
-            server.serve()
+        serve_mirror(topic, _STANDARD, timeout=seconds)
         return
     credentials = None
     if certificate is not None and shared_key is not None:
@@ -189,168 +199,134 @@ def serve(
     family, place = _resolved(listen, passive=True)[0]
     if credentials is None and not is_open and not _is_loopback(place):
         raise click.UsageError(
-            f"all who can connect to {place[0]} would read all of {topic}: give --certificate and --shared-key, or let "
-            'ssh carry the stream (loglib receive --through "ssh ..."), or say --open'
+            f"everyone who can connect to {place[0]} could read all of {topic}: give --certificate and --shared-key, "
+            'or let ssh carry the stream (loglib receive --through "ssh ..."), or give --open'
         )
     with socket.create_server(place, family=family) as listener:
         note(f"serving {topic} on port {listener.getsockname()[1]}")
         serve_all(listener, topic, most=mirrors, timeout_s=seconds, credentials=credentials)
 
 
-_HELLO_S = 10.0  # a mirror speaks as soon as it is connected
+_HELLO_S = 10.0  # a mirror sends its first bytes when it connects
 _FULL_S = 0.2  # until a connection is accepted again, when there are no descriptors
-_MOST_STRANGERS = 64  # who have not yet proved that they have the key
-_MOST_STRANGERS_OF_ONE = 8  # from one address, so that one host does not take the place of all others
+_MOST_STRANGERS = 64  # connections that have not yet proved that they have the key
+_MOST_STRANGERS_OF_ONE = 8  # from one address, so that one host does not take all places
 _LISTENER_ENDS = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
 
 
-class _Room(NotCopyable):
-    """How many are being served, and how many strangers are waiting to be known.
+class _Places(NotCopyable):
+    """Counts connections, up to `most` in total and `most_of_one` from one address.
 
     Threads: safe for all.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_of_one: int) -> None:
         self._lock = threading.Lock()
-        self._most = most
-        self._served = 0
-        self._strangers: Counter[str] = Counter()  # by address
+        self._most, self._most_of_one = most, most_of_one
+        self._taken: Counter[str] = Counter()  # by address
 
-    def admit_stranger(self, who: str) -> bool:
-        """Whether there is a place for one more who is not known yet."""
+    def take(self, who: str) -> bool:
+        """Count one more connection from this address; False if there is no place."""
         with self._lock:
-            if self._strangers.total() >= _MOST_STRANGERS or self._strangers[who] >= _MOST_STRANGERS_OF_ONE:
-                return False
-            self._strangers[who] += 1
-            return True
+            is_free = self._taken.total() < self._most and self._taken[who] < self._most_of_one
+            self._taken[who] += is_free
+            return is_free
 
-    def dismiss_stranger(self, who: str) -> None:
-        """He is known, or has left."""
+    def leave(self, who: str) -> None:
+        """Count one connection less from this address."""
         with self._lock:
-            self._strangers[who] -= 1
-            self._strangers += Counter()  # without those that are 0
-
-    def admit(self) -> bool:
-        """Whether there is a place for one more mirror."""
-        with self._lock:
-            has_room = self._served < self._most
-            self._served += has_room
-            return has_room
-
-    def dismiss(self) -> None:
-        """A mirror has left."""
-        with self._lock:
-            self._served -= 1
+            self._taken[who] -= 1
+            self._taken += Counter()  # without those that are 0
 
 
 def serve_all(
     listener: socket.socket, topic: str, *, most: int, timeout_s: float, credentials: SourceCredentials | None = None
 ) -> None:
-    """Serve all who connect, at most so many at the same time, until the listener is closed.
+    """Serve all mirrors that connect, at most `most` at the same time, until the listener is closed.
 
-    With `credentials` only those who prove that they have the key; the others do not count among the served. A
-    connection that cannot be accepted, because there are no more descriptors, waits until one is free.
+    With `credentials`, a mirror must first prove that it has the key; until then it does not count. A connection that
+    cannot be accepted, because there are no more descriptors, waits until one is free.
     """
-    room, is_told = _Room(most), False
+    mirrors, strangers = _Places(most, most), _Places(_MOST_STRANGERS, _MOST_STRANGERS_OF_ONE)
+    entry, is_reported = mirrors if credentials is None else strangers, False
     while True:
         try:
             connection, address = listener.accept()
         except OSError as error:
             if error.errno in _LISTENER_ENDS:
                 return
-            if not is_told:
-                note(f"nobody else can be served for now: {error}")
-            is_told = True
+            if not is_reported:
+                note(f"no more connections can be accepted for now: {error}")
+            is_reported = True
             time.sleep(_FULL_S)
             continue
         who = str(address[0])
-        busy = f"{most} are being served (see --mirrors)" if credentials is None else "too many are not known yet"
-        if room.admit() if credentials is None else room.admit_stranger(who):
-            serving = (topic, connection, who, timeout_s, room, credentials)
+        busy = f"{most} mirrors are served (see --mirrors)" if credentials is None else "too many have not proved a key"
+        if entry.take(who):
+            serving = (topic, connection, who, timeout_s, mirrors, strangers, credentials)
             try:
                 threading.Thread(target=_serve, args=serving, daemon=True).start()
-                is_told = False
+                is_reported = False
                 continue
             except RuntimeError as error:  # the system has no more threads for now
                 busy = str(error)
-                if credentials is None:
-                    room.dismiss()
-                else:
-                    room.dismiss_stranger(who)
+                entry.leave(who)
         connection.close()
-        if not is_told:
-            note(f"{who} and all who come now are turned away: {busy}")
-        is_told = True
+        if not is_reported:
+            note(f"{who} and all that connect now are turned away: {busy}")
+        is_reported = True
 
 
 def _serve(
-    topic: str, connection: socket.socket, who: str, timeout_s: float, room: _Room,
+    topic: str, connection: socket.socket, who: str, timeout_s: float, mirrors: _Places, strangers: _Places,
     credentials: SourceCredentials | None,
 ) -> None:  # fmt: skip
-    """Serve one mirror. Its error ends its connection, and no other."""
+    """Serve one mirror. An error ends its connection, and no other."""
+    hello_s = min(_HELLO_S, timeout_s)
     try:
-        with connection:
+        with connection, ExitStack() as at_end:
+            stream: Any = connection
             if credentials is None:
-                _serve_open(topic, connection, timeout_s, room)
+                at_end.callback(mirrors.leave, who)
+                connection.settimeout(hello_s)
+                connection.recv(1, socket.MSG_PEEK)  # a silent connection costs no more than its descriptor
+                connection.settimeout(None)
             else:
-                _serve_known(topic, connection, who, timeout_s, room, credentials)
+                try:
+                    stream = credentials.accept(connection, timeout=hello_s)
+                finally:
+                    strangers.leave(who)
+                if not mirrors.take(who):
+                    stream.close()
+                    note(f"{who} is turned away: as many mirrors as --mirrors allows are served")
+                    return
+                at_end.callback(mirrors.leave, who)
+            serve_mirror(topic, stream, timeout=timeout_s)
     except UntrustedPeerError as error:
         note(f"{who}: {error} ({credentials.refused_keys if credentials else 0} wrong keys so far)")
     except (LogError, OSError) as error:
         note(f"{who}: {error}")
 
 
-def _serve_open(topic: str, connection: socket.socket, timeout_s: float, room: _Room) -> None:
-    try:
-        connection.settimeout(min(_HELLO_S, timeout_s))
-        connection.recv(1, socket.MSG_PEEK)  # who says nothing costs no more than this descriptor
-        connection.settimeout(None)
-        with MirrorServer(topic, connection, timeout=timeout_s) as server:
-            server.serve()
-    finally:
-        room.dismiss()
-
-
-def _serve_known(
-    topic: str, connection: socket.socket, who: str, timeout_s: float, room: _Room, credentials: SourceCredentials
-) -> None:
-    try:
-        stream = credentials.accept(connection, timeout=min(_HELLO_S, timeout_s))
-    finally:
-        room.dismiss_stranger(who)
-    if not room.admit():
-        stream.close()
-        note(f"{who} is turned away: as many as --mirrors says are being served")
-        return
-    try:
-        with MirrorServer(topic, stream, timeout=timeout_s) as server:
-            server.serve()
-    finally:
-        room.dismiss()
-
-
 @click.command()
 @click.argument("to", type=DIRECTORY)
-@click.option("--through", metavar="COMMAND", help='What runs the other end, such as "ssh HOST loglib serve TOPIC".')
-@click.option("--connect", type=_Address(), help="Where `loglib serve --listen` runs.")
+@click.option("--through", metavar="COMMAND", help='Runs the other end, such as "ssh HOST loglib serve TOPIC".')
+@click.option("--connect", type=_ADDRESS, help="The address of `loglib serve --listen`.")
 @_shared_key
 @click.option("--authority", type=_FILE,
               help="A PEM file with the certificates that are trusted.  [default: those of the system]")
 @_open
-@click.option("--follow", is_flag=True, help="Go on until Ctrl-C. If the stream breaks, open another one.")
-@click.option("--restart", is_flag=True, help="Begin anew if retention has dropped what the copy does not have yet.")
-@click.option("--demote", is_flag=True, help="Let a topic that a forced promotion has split from this one follow it.")
-@click.option("--limit", type=float, metavar="MB/S", help="Copy at most so many megabytes a second.")
-@_silence
-@as_json
+@_timeout
+@_mirror_options
 def receive(
     to: str, through: str | None, connect: tuple[str, int] | None, shared_key: str | None, authority: str | None,
     is_open: bool, follow: bool, timeout: timedelta, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Copy a topic from another host, or bring an earlier copy up to it: `loglib mirror` over a stream.
+    """Copy a topic from another host, or update an earlier copy: `loglib mirror` over a stream.
 
-    Without --through and --connect the stream is standard input and output. With --connect the source must prove who
-    it is: give --shared-key. Without it, only a source on this host (127.0.0.1) is believed, or any with --open.
+    Without --through and --connect the stream is standard input and output. If another stream breaks, --follow opens a
+    new one. With --connect the source must prove its
+    identity: give --shared-key. Without a key, only a source on this host (127.0.0.1) is accepted, or any with --open.
     """
     _check_options("--connect", connect, {"--shared-key": shared_key}, is_open=is_open)
     if authority is not None and shared_key is None:
@@ -358,42 +334,25 @@ def receive(
     if through is not None and connect is not None:
         raise click.UsageError("give --through or --connect, not both")
     credentials = None if shared_key is None else CopyCredentials(shared_key=shared_key, authority=authority)
+    is_standard = through is None and connect is None
+    arguments = _mirror_arguments(**options) | {"timeout": timeout.total_seconds()}
     pause_s = _FIRST_PAUSE_S
     while True:
         began = time.monotonic()
         try:
             with _stream(through, connect, timeout.total_seconds(), credentials, is_open=is_open) as stream:
-                report = _receive(to, stream, follow=follow, timeout=timeout, **options)
+                made = Mirror.over(stream, to, **arguments)
+                report = _run(made, made.source, to, follow=follow)
             break
         except (BrokenStreamError, ConnectionError) as error:
-            if not follow or (through is None and connect is None):
+            if not follow or is_standard:
                 raise
-            if time.monotonic() - began > pause_s:  # it was well for a while
+            if time.monotonic() - began > pause_s:  # the stream worked for a while
                 pause_s = _FIRST_PAUSE_S
             note(f"{error}; trying again in {pause_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    show(report, as_json=as_json, to_stderr=through is None and connect is None)  # standard output is the stream
-
-
-def _receive(
-    to: str, stream: Any, *, follow: bool, restart: bool, demote: bool, limit: float | None, timeout: timedelta
-) -> Mirrored:
-    """Copy over one stream."""
-    speed = None if limit is None else limit * 1e6
-    on_gap: Literal["error", "restart"] = "restart" if restart else "error"
-    with Mirror.over(
-        stream, to, on_gap=on_gap, bytes_per_second=speed, demote=demote, timeout=timeout.total_seconds()
-    ) as made:  # fmt: skip
-        try:
-            made.copy()
-            if follow:
-                note(f"{to}: up to {made.source}; following")
-                made.follow()
-        except KeyboardInterrupt:
-            if not follow:
-                raise
-        return made.report()
+    _print_report(report, as_json=as_json, to_stderr=is_standard)  # standard output is the stream
 
 
 @contextmanager
@@ -419,25 +378,18 @@ def _stream(
 
 
 def _connection(address: tuple[str, int], timeout_s: float, *, anywhere: bool) -> socket.socket:
-    """A connection to the source: anywhere, or on this host only."""
+    """Connect to the source: on any host with `anywhere`, otherwise on this host only."""
     places = _resolved(address)
     elsewhere = [place[0] for _, place in places if not _is_loopback(place)]
     if elsewhere and not anywhere:
         raise click.UsageError(
-            f"nobody knows who answers at {elsewhere[0]}: give --shared-key (and --authority), or let ssh carry the "
-            'stream (--through "ssh ..."), or say --open'
+            f"nothing proves who answers at {elsewhere[0]}: give --shared-key (and --authority), or let ssh carry the "
+            'stream (--through "ssh ..."), or give --open'
         )
-    for number, (family, place) in enumerate(places, 1):
-        connection = socket.socket(family)
+    failure: OSError | None = None
+    for _, place in places:
         try:
-            connection.settimeout(timeout_s)
-            connection.connect(place)
-            return connection
-        except OSError as error:  # no route: later there may be one
-            connection.close()
-            if number == len(places):
-                raise ConnectionError(f"{address[0]}:{address[1]}: {error}") from error
-        except BaseException:
-            connection.close()
-            raise
-    raise AssertionError("a name without addresses is an error before")
+            return socket.create_connection(place[:2], timeout_s)
+        except OSError as error:  # no route yet
+            failure = error
+    raise ConnectionError(f"{address[0]}:{address[1]}: {failure}") from failure

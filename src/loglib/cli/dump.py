@@ -1,13 +1,14 @@
-"""Dump: the segments and batches of a partition as they are stored, header by header.
+"""Dump: the segments and batches of a partition in their stored form, header by header.
 
-Invariant: damage is shown where it is, and the dump goes on behind it. The dump reads the files as they are: beside a
-writer it may end in a batch that is just being written.
+Invariant: damage is printed in its place, and the dump continues after it. The dump reads the files without a lock:
+beside a writer it may end in a batch that is being written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import Any
 
 import click
 
@@ -15,6 +16,7 @@ from ..config.policies import CODEC_NAMES
 from ..errors import CorruptLogError
 from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, SHARED_HEADERS, TIMESTAMPS
 from ..format.header import HEADER_BYTES, PRODUCERS, SECTION, SECTION_END, Header
+from ..format.record import Record
 from ..log.log import Log
 from ..log.recovery import list_segments
 from ..log.search import around
@@ -22,11 +24,10 @@ from ..segment import Identity, SegmentReader, read_segment_header
 from ..system.files import REAL
 from ..topic import Topic
 from .arguments import TOPIC, as_json
-from .output import print_json, record_facts, safe, sized, when
+from .output import DAMAGED, print_json, record_facts, safe, sized, when
 
 __all__ = ["dump"]
 
-_DAMAGED = 1
 _FLAGS = {
     KEYS: "KEYS", NULL_VALUES: "NULL_VALUES", NULL_KEYS: "NULL_KEYS", TIMESTAMPS: "TIMESTAMPS", HEADERS: "HEADERS",
     SHARED_HEADERS: "SHARED_HEADERS",
@@ -35,60 +36,107 @@ _FLAGS = {
 _WIDTH = 16  # bytes in a line of --hex
 
 
-class _Chosen(NamedTuple):
-    """What is to be shown."""
-
-    start: int
-    batches: int | None
-    records: bool
-    hex: bool
-    as_json: bool
-
-
 @click.command()
 @click.argument("topic", type=TOPIC)
-@click.option("-p", "--partition", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--from", "start", type=click.IntRange(0), default=0, metavar="OFFSET", help="Leave out batches that end "
-              "before this offset.")  # fmt: skip
-@click.option("-n", "--batches", type=click.IntRange(1), metavar="N", help="At most so many batches.")
-@click.option("--records", is_flag=True, help="The records of each batch, too.")
-@click.option("--hex", "as_hex", is_flag=True, help="The bytes of each batch, too.")
+@click.option("-p", "--partition", type=click.IntRange(0), metavar="P", default=0, show_default=True,
+              help="The partition to print.")
+@click.option("--from", "start", type=click.IntRange(0), default=0, metavar="OFFSET",
+              help="Skip batches that end before this offset.")
+@click.option("-n", "--batches", type=click.IntRange(1), metavar="N", help="Print at most N batches.")
+@click.option("--records", is_flag=True, help="Also print the records of each batch.")
+@click.option("--hex", "as_hex", is_flag=True, help="Also print the bytes of each batch.")
 @as_json
-def dump(
-    topic: str, partition: int, start: int, batches: int | None, records: bool, as_hex: bool, as_json: bool
-) -> int:
-    """Show segments and batches as they are stored, for those who look for a fault. docs/format.md explains the names.
+def dump(topic: str, partition: int, **options: Any) -> int:
+    """Print the stored form of segments and batches, to find a fault. docs/format.md explains the names.
 
-    Exit code 1 if something is damaged.
+    Exit code 1 if anything is damaged.
     """
     with Topic.open(topic, mode="r") as opened:
-        directory = opened.partition(partition).path
-        log = Log(REAL, directory, Identity.of(opened.log_id, partition))
+        log = Log(REAL, opened.partition(partition).path, Identity.of(opened.log_id, partition))
+        with closing(log):
+            shown = _Dump(log, **options)
+            shown.run()
+    return shown.code
+
+
+class _Dump:
+    """Prints the segments and batches of a log. `code` is the exit code."""
+
+    def __init__(
+        self, log: Log, *, start: int, batches: int | None, records: bool, as_hex: bool, as_json: bool
+    ) -> None:
+        self._log, self._start, self._left = log, start, batches
+        self._records, self._as_hex, self._as_json = records, as_hex, as_json
+        self.code = 0
+
+    def run(self) -> None:
+        log = self._log
+        mark = log.mark()
+        bases = [base for base in list_segments(log.files, log.directory) if base >= mark.log_start_offset]
+        for base, end in zip(bases, [*bases[1:], mark.flushed_end], strict=True):
+            if base < end <= self._start:
+                continue
+            with log.open_base(base, past_damage=True) as segment:
+                self._print_segment(segment, end)
+                for found in _headers(log, segment, end, self._start):
+                    if self._left == 0:
+                        return
+                    if isinstance(found, Header):
+                        self._print_batch(segment, found)
+                        self._left = None if self._left is None else self._left - 1
+                    else:
+                        self._print("damage", {"error": str(found)})
+
+    def _print(self, what: str, facts: dict[str, Any]) -> None:
+        """Print the facts of one thing. An `error` among them is damage."""
+        if "error" in facts:
+            self.code = DAMAGED
+        if self._as_json:
+            print_json({"what": what, **facts})
+            return
+        words = [f"{name} {sized(value) if name.endswith('_bytes') else value}" for name, value in facts.items()]
+        click.echo(f"{what}: {', '.join(words)}")
+
+    def _print_segment(self, segment: SegmentReader, end: int) -> None:
+        base = segment.base_offset
+        facts: dict[str, Any] = {"path": segment.path, "base_offset": base, "size_bytes": end - base}
         try:
-            return _dump(log, _Chosen(start, batches, records, as_hex, as_json))
-        finally:
-            log.close()
+            header = read_segment_header(self._log.files, segment.path, self._log.identity)
+        except CorruptLogError as error:
+            self._print("segment", facts | {"error": str(error)})
+            return
+        facts |= header._asdict() | {"log_id": header.log_id.hex(), "boot_id": header.boot_id.hex()}
+        facts["producers"] = len(header.producers)
+        for name in ("created", "last_append_time"):
+            facts[name] = facts[name] if self._as_json else when(facts[name])
+        self._print("segment", facts)
 
-
-def _dump(log: Log, chosen: _Chosen) -> int:
-    code, left = 0, chosen.batches
-    mark = log.mark()
-    bases = [base for base in list_segments(log.files, log.directory) if base >= mark.log_start_offset]
-    for base, end in zip(bases, [*bases[1:], mark.flushed_end], strict=True):
-        if base < end <= chosen.start:
-            continue
-        with log.open_base(base, past_damage=True) as segment:
-            code |= _show_segment(log, segment, end, as_json=chosen.as_json)
-            for found in _headers(log, segment, end, chosen.start):
-                if left == 0:
-                    return code
-                if isinstance(found, Header):
-                    code |= _show_batch(segment, found, chosen)
-                    left = None if left is None else left - 1
-                else:
-                    code = _DAMAGED
-                    _show("damage", {"error": str(found)}, as_json=chosen.as_json)
-    return code
+    def _print_batch(self, segment: SegmentReader, header: Header) -> None:
+        flags = [name for bit, name in _FLAGS.items() if header.flags & bit]
+        codec = CODEC_NAMES[header.codec]
+        facts: dict[str, Any] = {**header._asdict(), "magic": header.magic.hex(), "codec": codec, "flags": flags}
+        records: Iterable[Record] = ()
+        try:
+            (batch,) = segment.batches(header.base_offset, header.next_offset, block_bytes=header.length)
+            batch.decode()
+            if self._records:
+                records = batch.records()
+        except CorruptLogError as error:
+            facts["error"] = str(error)
+        if not self._as_json:
+            facts["flags"] = "|".join(flags) or "none"
+            for name in ("append_time", "base_timestamp", "max_timestamp", "running_max_timestamp"):
+                facts[name] = when(facts[name])
+            for name in ("header_crc", "body_crc", "previous_crc", "writer_nonce"):
+                facts[name] = f"{facts[name]:08x}"
+        self._print("batch", facts)
+        for each in records:
+            if self._as_json:
+                self._print("record", record_facts(each))
+            else:
+                click.echo(f"    {each.offset}  {when(each.timestamp)}  {safe(each.key)}  {safe(each.value)}")
+        if self._as_hex:
+            _print_bytes(segment, header)
 
 
 def _headers(log: Log, segment: SegmentReader, end: int, start: int) -> Iterator[Header | CorruptLogError]:
@@ -107,63 +155,7 @@ def _headers(log: Log, segment: SegmentReader, end: int, start: int) -> Iterator
             place = log.after_damage(place, end)
 
 
-def _show_segment(log: Log, segment: SegmentReader, end: int, *, as_json: bool) -> int:
-    base = segment.base_offset
-    facts: dict[str, Any] = {"path": segment.path, "base_offset": base, "size_bytes": end - base}
-    try:
-        header = read_segment_header(log.files, segment.path, log.identity)
-    except CorruptLogError as error:
-        _show("segment", facts | {"error": str(error)}, as_json=as_json)
-        return _DAMAGED
-    facts |= header._asdict() | {"log_id": header.log_id.hex(), "boot_id": header.boot_id.hex()}
-    facts["producers"] = len(header.producers)
-    for name in ("created", "last_append_time"):
-        facts[name] = facts[name] if as_json else when(facts[name])
-    _show("segment", facts, as_json=as_json)
-    return 0
-
-
-def _show_batch(segment: SegmentReader, header: Header, chosen: _Chosen) -> int:
-    facts: dict[str, Any] = {
-        **header._asdict(),
-        "magic": header.magic.hex(),
-        "codec": CODEC_NAMES[header.codec],
-        "flags": [name for bit, name in _FLAGS.items() if header.flags & bit],
-    }
-    code, batch = 0, None
-    try:
-        (batch,) = segment.batches(header.base_offset, header.next_offset, block_bytes=header.length)
-        batch.decode()
-    except CorruptLogError as error:
-        facts["error"], code = str(error), _DAMAGED
-    if not chosen.as_json:
-        facts["flags"] = "|".join(facts["flags"]) or "none"
-        for name in ("append_time", "base_timestamp", "max_timestamp", "running_max_timestamp"):
-            facts[name] = when(facts[name])
-        for name in ("header_crc", "body_crc", "previous_crc", "writer_nonce"):
-            facts[name] = f"{facts[name]:08x}"
-    _show("batch", facts, as_json=chosen.as_json)
-    if chosen.records and batch is not None and not code:
-        for record in batch.records():
-            if chosen.as_json:
-                print_json({"what": "record", **record_facts(record)})
-            else:
-                place, time = record.offset, when(record.timestamp)
-                click.echo(f"    {place}  {time}  {safe(record.key)}  {safe(record.value)}")
-    if chosen.hex:
-        _show_bytes(segment, header)
-    return code
-
-
-def _show(what: str, facts: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"what": what, **facts})
-        return
-    words = [f"{name} {sized(value) if name.endswith('_bytes') else value}" for name, value in facts.items()]
-    click.echo(f"{what}: {', '.join(words)}")
-
-
-def _show_bytes(segment: SegmentReader, header: Header) -> None:
+def _print_bytes(segment: SegmentReader, header: Header) -> None:
     data = segment.read(header.base_offset, header.length)
     for at in range(0, len(data), _WIDTH):
         line = data[at : at + _WIDTH]

@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from ..errors import GroupElsewhereError
 from ..groups import GroupInfo
 from ..topic import Topic
-from .arguments import DIRECTORY, START, TOPIC, as_json, confirmed, topic_paths
-from .output import age, is_terminal, note, print_json, print_table, sized
+from .arguments import DIRECTORY, START, TOPIC, as_json, confirmed, dry_run, topic_paths, yes
+from .output import age, is_terminal, note, print_each, sized
 
 __all__ = ["groups", "lag", "reset"]
 
 
-class _Found(NamedTuple):
-    """A group on one topic."""
-
-    topic: Topic
-    info: GroupInfo
-
-    @property
-    def lag_bytes(self) -> int:
-        return sum(each.bytes for each in self.info.lag.values())
-
-    @property
-    def lag_seconds(self) -> float:
-        return max((each.seconds for each in self.info.lag.values()), default=0.0)
-
-
-def _groups(path: str, only: str | None = None, *, count_records: bool = False) -> Iterator[_Found]:
-    """The groups that are stored with the topics at a path."""
+def _groups(
+    path: str, only: str | None = None, *, count_records: bool = False
+) -> Iterator[tuple[Topic, GroupInfo]]:
+    """The groups that are stored with the topics at a path, or `only` one of them; each with its topic."""
     for each in topic_paths(path):
         with Topic.open(each, mode="r") as topic:
             names = topic.groups() if only is None else [only]
             for name in names:
                 try:
-                    yield _Found(topic, topic.group_info(name, count_records=count_records))
+                    yield topic, topic.group_info(name, count_records=count_records)
                 except GroupElsewhereError as error:
                     note(f"{topic.name}: {error}")
 
@@ -48,84 +35,84 @@ def _groups(path: str, only: str | None = None, *, count_records: bool = False) 
 @click.argument("topic", type=DIRECTORY)
 @as_json
 def groups(topic: str, as_json: bool) -> None:
-    """List the consumer groups of a topic, or of all topics in a directory. Joins none of them."""
-    rows = []
-    for each in _groups(topic):
-        members = sorted(each.info.members)
-        if as_json:
-            facts = {"members": members, "lag_bytes": each.lag_bytes, "lag_seconds": each.lag_seconds}
-            print_json({"topic": each.topic.name, "group": each.info.name, **facts})
-        else:
-            behind = sized(each.lag_bytes), age(each.lag_seconds * 1e6)
-            rows.append((each.topic.name, each.info.name, len(members), *behind))
-    if rows:
-        print_table(["topic", "group", ">members", ">behind", ">behind"], rows)
-    elif not as_json:
+    """List the consumer groups of a topic, or of all topics in a directory, without joining them."""
+    found = [_group_facts(*each) for each in _groups(topic)]
+    if found or as_json:
+        print_each(found, dict, _group_row, ["topic", "group", ">members", ">lag", ">lag time"], as_json=as_json)
+    else:
         note("no groups")
+
+
+def _group_facts(topic: Topic, info: GroupInfo) -> dict[str, Any]:
+    lags = info.lag.values()
+    seconds = max((each.seconds for each in lags), default=0.0)
+    return {
+        "topic": topic.name, "group": info.name, "members": sorted(info.members),
+        "lag_bytes": sum(each.bytes for each in lags), "lag_seconds": seconds,
+    }  # fmt: skip
+
+
+def _group_row(facts: dict[str, Any]) -> tuple[object, ...]:
+    return facts["topic"], facts["group"], len(facts["members"]), *_lag_cells(facts)
+
+
+def _lag_cells(facts: dict[str, Any]) -> tuple[str, str]:
+    return sized(facts["lag_bytes"]), age(facts["lag_seconds"] * 1e6)
 
 
 @click.command()
 @click.argument("topic", type=DIRECTORY)
 @click.argument("group", required=False)
-@click.option("--count", is_flag=True, help="Count the records, too, by reading the header of each batch.")
+@click.option("--count", is_flag=True, help="Also count the records, by reading the header of each batch.")
 @click.option("--watch", type=click.FloatRange(min=0.1), is_flag=False, flag_value=2.0, metavar="SECONDS",
-              help="Look again and again, by default every 2 seconds.")  # fmt: skip
+              help="Repeat, by default every 2 seconds.")  # fmt: skip
 @as_json
 def lag(topic: str, group: str | None, count: bool, watch: float | None, as_json: bool) -> None:
-    """Say how far groups are behind, by partition.
+    """Show the lag of groups, by partition.
 
-    Bytes are those of the log. The time is how long ago the next record was appended.
+    The lag is given in bytes of log, and as the time since the group's next record was appended.
     """
     while True:
-        rows = [row for each in _groups(topic, group, count_records=count) for row in _lags(each)]
+        rows = [row for each in _groups(topic, group, count_records=count) for row in _lags(*each)]
         if watch is not None and is_terminal() and not as_json:
             click.clear()
-        if as_json:
-            for row in rows:
-                print_json(row)
-        else:
-            _print_lags(rows, count=count)
+        _print_lags(rows, count=count, as_json=as_json)
         if watch is None:
             return
         time.sleep(watch)
 
 
-def _lags(found: _Found) -> Iterator[dict[str, Any]]:
-    info = found.info
+def _lags(topic: Topic, info: GroupInfo) -> Iterator[dict[str, Any]]:
     for number, behind in sorted(info.lag.items()):
         commit = info.committed.get(number)
         yield {
-            "topic": found.topic.name,
-            "group": info.name,
-            "partition": number,
+            "topic": topic.name, "group": info.name, "partition": number,
             "committed": None if commit is None else commit.offset,
-            "high_watermark": found.topic.partition(number).high_watermark,
-            "lag_bytes": behind.bytes,
-            "lag_seconds": behind.seconds,
-            "lag_records": behind.records,
-            "owner": info.owners.get(number),
-        }
+            "high_watermark": topic.partition(number).high_watermark, "lag_bytes": behind.bytes,
+            "lag_seconds": behind.seconds, "lag_records": behind.records, "owner": info.owners.get(number),
+        }  # fmt: skip
 
 
-def _print_lags(rows: list[dict[str, Any]], *, count: bool) -> None:
-    if not rows:
+def _print_lags(rows: list[dict[str, Any]], *, count: bool, as_json: bool) -> None:
+    def row(each: dict[str, Any]) -> tuple[object, ...]:
+        committed = "-" if each["committed"] is None else each["committed"]
+        return (
+            each["topic"], each["group"], each["partition"], committed, each["high_watermark"], *_lag_cells(each),
+            *[each["lag_records"]] * count, each["owner"] or "-",
+        )  # fmt: skip
+
+    if not rows and not as_json:
         note("no groups")
-    names = ["topic", "group", ">partition", ">committed", ">end", ">behind", ">behind", *[">records"] * count, "owner"]
-    table = [
-        (each["topic"], each["group"], each["partition"], "-" if each["committed"] is None else each["committed"],
-         each["high_watermark"], sized(each["lag_bytes"]), age(each["lag_seconds"] * 1e6),
-         *[each["lag_records"]] * count, each["owner"] or "-")
-        for each in rows
-    ]  # fmt: skip
-    print_table(names, table)
+    names = ["topic", "group", ">partition", ">committed", ">end", ">lag", ">lag time", *[">records"] * count, "owner"]
+    print_each(rows, dict, row, names, as_json=as_json)
 
 
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.argument("group")
 @click.option("--to", "start", type=START, required=True, help="begin, end, a time, an age, or PARTITION:OFFSET.")
-@click.option("--dry-run", is_flag=True, help="Only say what would change.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@dry_run
+@yes
 @as_json
 def reset(topic: str, group: str, start: Any, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Move the commits of a group that has no members."""
@@ -134,10 +121,14 @@ def reset(topic: str, group: str, start: Any, dry_run: bool, yes: bool, as_json:
         if not dry_run:
             confirmed(f"Move {group} in {len(moves)} partitions of {topic}?", yes=yes)
             moves = opened.reset_group(group, start)
-    rows = [(number, "-" if move.before is None else move.before, move.after) for number, move in sorted(moves.items())]
-    if as_json:
-        for number, move in sorted(moves.items()):
-            print_json({"partition": number, "before": move.before, "after": move.after, "done": not dry_run})
-    else:
-        print_table([">partition", ">before", ">after"], rows)
+    facts = [
+        {"partition": number, "before": move.before, "after": move.after, "done": not dry_run}
+        for number, move in sorted(moves.items())
+    ]
+    print_each(facts, dict, _move_row, [">partition", ">before", ">after"], as_json=as_json)
+    if not as_json:
         note("nothing was changed" if dry_run else f"moved {group}")
+
+
+def _move_row(facts: dict[str, Any]) -> tuple[object, ...]:
+    return facts["partition"], "-" if facts["before"] is None else facts["before"], facts["after"]

@@ -1,13 +1,13 @@
-"""Line times: when a line was written, as its text says it.
+"""Line times: the times at which lines were written, taken from their text.
 
-Invariant: a time is read in one way only, or it is a `ValueError` that says what is missing. What many logs leave out,
-the zone and the year, is taken by a rule, and `assumed` says so.
+Invariant: a text has one meaning, or it raises a `ValueError` that names what is missing. Many logs omit the zone and
+the year. These are chosen by a rule, and `assumed` reports that.
 
     zone      that of --timezone, or UTC. A name such as CEST counts if --timezone has it at that time.
-    year      in a file: so that its last time is the latest before the file was changed, each leap day in a leap year.
-              In a pipe: the latest one that is not in the future. From there on it rises behind each December.
+    year      in a file: the last time is the latest before the file was changed, and each leap day is in a leap year.
+              In a pipe: the latest year that is not in the future. After each December the year is one higher.
     century   the latest past one, for years of two digits
-    unit      of a number: by its 9 or 10, 13, 16 or 19 digits seconds, milli-, micro- or nanoseconds since 1970
+    unit      of a number: its 9 or 10, 13, 16 or 19 digits mean seconds, milli-, micro- or nanoseconds since 1970
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _UNIVERSAL = {"UTC", "GMT", "UT", "Z"}
 _MIDNIGHT, _LEAP_SECOND = re.compile(r"(?<!\d)24([:.]?)00(?:\1|(?!\d))"), re.compile(r"(?<=[:.])60(?!\d)")
 _FRACTION = re.compile(r"(\d{6})\d+(?!\d)")
 _LEAP_YEAR = 2000  # has all days, until the year is known
-_MARGIN = timedelta(days=1)  # clocks and zones differ: what is ahead by less counts as the present
-_LATE = timedelta(days=31)  # a line may come late by so much; one that is back by more is of the next year
-_AGAIN = timedelta(minutes=30)  # back by more, in the hour that comes twice, is the second time
+_MARGIN = timedelta(days=1)  # clocks and zones differ: a time that is ahead by less counts as the present
+_LATE = timedelta(days=31)  # a line may be this late; a time that falls by more belongs to the next year
+_AGAIN = timedelta(minutes=30)  # a time that falls by more, in the hour that comes twice, is in the second one
 _YEARS_BACK = 40
 
 
 def parse_zone(text: str) -> tzinfo:
-    """The zone of an IANA name, or an offset such as +02:00; `ValueError` if there is none."""
+    """The zone of an IANA name, or of an offset such as +02:00; `ValueError` if there is none."""
     if text.upper() in _UNIVERSAL:
         return UTC
     if found := _OFFSET.fullmatch(text):
@@ -55,10 +55,13 @@ def parse_zone(text: str) -> tzinfo:
 
 
 class LineTimes:
-    """The times of the lines of one file after the other."""
+    """Parses the times of the lines of files, one file after the other."""
 
     def __init__(self, form: str | None, zone: tzinfo | None, year: int | None, *, now: Callable[[], datetime]) -> None:
-        """`form` is as for `strptime`, or s, ms, us or ns since 1970. `ValueError` if it leaves the day open."""
+        """`form` is a format of `strptime`, or the unit of a number: s, ms, us or ns since 1970.
+
+        `zone` and `year` are for times that name none, `now` is the clock. `ValueError` if the form names no day.
+        """
         self._unit = form if form in _UNITS else None
         self._form = None if self._unit else form
         self._zone, self._given_year, self._now = zone, year, now
@@ -69,13 +72,13 @@ class LineTimes:
         if year is not None and not self.needs_year:
             raise ValueError("--year is for a --timestamp-format without a year")
         self._assumes_zone = False
-        self._years: set[int] = set()  # that were assumed
+        self._years: set[int] = set()  # the years that were assumed
         self.begin()
 
     def _check(self, form: str) -> None:
         has = self._directives
         try:
-            datetime.strptime("", form)  # noqa: DTZ007  Only the format is of interest.
+            datetime.strptime("", form)  # noqa: DTZ007  Only the format is checked.
         except (ValueError, re.error) as error:
             if "does not match" not in str(error):
                 raise ValueError(f"--timestamp-format {form!r}: {error}") from error
@@ -86,25 +89,25 @@ class LineTimes:
             raise ValueError(f"--timestamp-format {form!r} has 12 hours and no %p; is it %H, with 24 hours?")
 
     def begin(self, year: int | None = None) -> None:
-        """Another file begins; `year` is that of its first time, as `first_year` has found it."""
+        """Begin another file; `year` is that of its first time, from `first_year`."""
         self._year = year if self._given_year is None else self._given_year  # of the line before
         self._before: datetime | None = None  # the time of the line before, in the leap year
         self._last: datetime | None = None  # the time of the line before
         self._text: str | None = None  # of the line before: often it is the same
 
     def assumed(self) -> list[str]:
-        """What was assumed, for a person."""
-        said = []
+        """Messages about what was assumed."""
+        messages = []
         if self._assumes_zone:
-            said.append("the times name no zone and were taken as UTC; --timezone says another")
+            messages.append("the times name no zone and were read as UTC; --timezone sets another")
         if self._years:
             first, last = min(self._years), max(self._years)
             years = str(first) if first == last else f"{first} to {last}"
-            said.append(f"the times name no year and were taken as of {years}; --year says another")
-        return said
+            messages.append(f"the times name no year and were read as of {years}; --year sets another")
+        return messages
 
     def parse(self, text: str) -> datetime:
-        """The time, in UTC; `ValueError` if the text is none, or leaves open which it is."""
+        """The time of a text, in UTC; `ValueError` if the text is no time, or could mean several."""
         text = text.strip()
         if text != self._text or self._last is None:
             try:
@@ -120,7 +123,7 @@ class LineTimes:
         if self._form is None and (number := _NUMBER.fullmatch(text)):
             digits = len(number[1].lstrip("+-"))
             if digits not in _UNIT_OF_DIGITS:
-                raise ValueError(f"a number of {digits} digits; --timestamp-format s, ms, us or ns says its unit")
+                raise ValueError(f"a number of {digits} digits; give its unit with --timestamp-format s, ms, us or ns")
             return _since_1970(text, _UNIT_OF_DIGITS[digits])
         more = timedelta(0)
         try:
@@ -143,7 +146,7 @@ class LineTimes:
         return time
 
     def _read(self, text: str) -> datetime:
-        """The time as it is written; without a year in the leap year."""
+        """The time that the text names. Without a year it is in the leap year."""
         if self._form is None:
             return self._with_word(text, datetime.fromisoformat)
         if "f" in self._directives:
@@ -155,13 +158,13 @@ class LineTimes:
     def _formed(self, text: str) -> datetime:
         assert self._form is not None
         if self.needs_year:
-            return datetime.strptime(f"{_LEAP_YEAR} {text}", f"%Y {self._form}")  # noqa: DTZ007  It follows.
-        return datetime.strptime(text, self._form)  # noqa: DTZ007  The zone follows.
+            return datetime.strptime(f"{_LEAP_YEAR} {text}", f"%Y {self._form}")  # noqa: DTZ007  The zone is added later.
+        return datetime.strptime(text, self._form)  # noqa: DTZ007  The zone is added later.
 
     # --- zones -------------------------------------------------------------------------------------------
 
     def _with_word(self, text: str, read: Callable[[str], datetime]) -> datetime:
-        """A time that may have the name of its zone."""
+        """Read a time that may contain the name of its zone, and put it in that zone."""
         for found in reversed(list(_ZONE.finditer(text))):
             word = "UTC" if self._form is not None else ""
             try:
@@ -179,11 +182,11 @@ class LineTimes:
         for fold in (0, 1) if self._zone is not None else ():
             there = time.replace(tzinfo=self._zone, fold=fold)
             if there.tzname() == word:
-                return time if self.needs_year else there  # the year decides when the clocks are put back
-        raise ValueError(f"{word} is the name of several zones, or of none at this time; --timezone says which")
+                return time if self.needs_year else there  # the clocks are put back at another time each year
+        raise ValueError(f"{word} is the name of several zones, or of none at this time; give the zone with --timezone")
 
     def _with_zone(self, time: datetime) -> datetime:
-        """The time in the zone that is given for all."""
+        """The time in the zone of all lines."""
         if self._zone is None:
             self._assumes_zone = True
             return time.replace(tzinfo=UTC)
@@ -198,7 +201,7 @@ class LineTimes:
     # --- years -------------------------------------------------------------------------------------------
 
     def _with_year(self, time: datetime) -> datetime:
-        """A time of the leap year in the year that is meant."""
+        """Move a time of the leap year to its real year."""
         if self._year is None:
             year = self._latest_year(time, self._now())
         else:
@@ -206,7 +209,7 @@ class LineTimes:
         try:
             found = time.replace(year=year)
         except ValueError:
-            raise ValueError(f"{year} has no such day; --year says another year") from None
+            raise ValueError(f"{year} has no such day; --year sets another year") from None
         if self._year is not None and year >= self._year:
             self._year, self._before = year, time
         if self._given_year is None:
@@ -214,14 +217,14 @@ class LineTimes:
         return found
 
     def _latest_year(self, time: datetime, end: datetime) -> int:
-        """The year in which a time of the leap year is the latest before the end."""
+        """The latest year in which a time of the leap year is before `end`."""
         day = time.replace(day=28) if (time.month, time.day) == (2, 29) else time
         day = day.replace(tzinfo=day.tzinfo or self._zone or UTC)
         years = range(end.year + 1, end.year - 1, -1)
         return next((year for year in years if day.replace(year=year) <= end + _MARGIN), end.year - 1)
 
     def first_year(self, texts: Iterable[str], changed: datetime) -> int | None:
-        """The year of the first of these times of a file, which was last changed at that time; None without a time."""
+        """The year of the first time of a file that was last `changed` at that time; None without times."""
         before: datetime | None = None
         years, leaps = 0, set()
         for text in texts:
@@ -242,7 +245,7 @@ class LineTimes:
 
 
 def _years_later(before: datetime | None, time: datetime) -> int:
-    """How many years a time of the leap year is later than the one in the line before: 1, 0, or -1."""
+    """The years from the time of the line before to this one, both in the leap year: 1, 0, or -1."""
     if before is None:
         return 0
     there = time.replace(tzinfo=before.tzinfo) - before
@@ -256,13 +259,13 @@ def _is_leap(year: int) -> bool:
 def _since_1970(text: str, unit: str) -> datetime:
     number = _NUMBER.fullmatch(text)
     if number is None:
-        raise ValueError("it is no number")
+        raise ValueError("it is not a number")
     value = Decimal(f"{number[1]}.{number[2] or 0}")
     return to_datetime(int(value.scaleb(_UNITS[unit]) // 1))
 
 
 def _repaired(text: str) -> tuple[str, timedelta]:
-    """The text without the hour 24 or the second 60, and what is then to be added; nothing if it has neither."""
+    """The text without the hour 24 or the second 60, and the time to add for it; zero if it has neither."""
     if found := _MIDNIGHT.search(text):
         return text[: found.start()] + "00" + text[found.start() + 2 :], timedelta(days=1)
     if found := _LEAP_SECOND.search(text):

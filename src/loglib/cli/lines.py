@@ -1,10 +1,10 @@
 """Lines: the lines of a file or of a pipe, in portions, with their places.
 
-Invariant: memory is bounded by the longest line that is allowed and a few MiB, whatever the input is. A portion is what
+Invariant: memory is bounded by the longest allowed line and a few MiB, for any input. A portion contains the lines that
 one read has completed. All its lines end in the same MiB of a file, so portions never cross a border of `STEP_BYTES`.
 
-A signal ends the input: what was read from a pipe is handed out, also a line without its end, since nobody else has it.
-What is in a file can be read again, so its last line without an end is handed out only at the end of the file.
+A signal ends the input. Data that was read from a pipe is still returned, also a line without its end, because it
+exists nowhere else. A file can be read again, so its last line without an end is returned only at the end of the file.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ class Portion(NamedTuple):
     lines: Sequence[bytes]
     number: int  # of the first line, from 1 on; counted from where the reading began
     start: int  # where the first line begins, in bytes
-    ends: Sequence[int]  # the place behind each line and its end
+    ends: Sequence[int]  # the place after each line and its end
 
 
 class TooLongLine(LogError):
     """A line is longer than a record may be."""
 
     def __init__(self, number: int, limit_bytes: int) -> None:
-        super().__init__(f"it has more than {limit_bytes:,} bytes, which is as long as a line may be here")
+        super().__init__(f"it has more than {limit_bytes:,} bytes, the longest allowed line")
         self.number = number
 
 
 class LineSource:
-    """A file, or standard input, that is read once from its beginning or from a place in it."""
+    """A file, or standard input, that is read from its beginning or from a place in it."""
 
     def __init__(self, name: str, *, end: bytes, limit_bytes: int, held: Held) -> None:
         self.name = INPUT if name == "-" else name
         self._end, self._limit, self._held = end, limit_bytes, held
-        with held.loose():  # a named pipe is open when somebody writes it
+        with held.loose():  # opening a named pipe waits for a process that writes it
             self._fd = 0 if name == "-" else os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
         self.is_file = name != "-" and stat.S_ISREG(os.fstat(self._fd).st_mode)
         self._looked = False
@@ -70,7 +70,7 @@ class LineSource:
             os.close(self._fd)
 
     def check_text(self) -> None:
-        """A usage error if no regular expression could find anything in the lines of this file."""
+        """Raise a usage error if the file is compressed or UTF-16, so that no regular expression finds anything."""
         begin = os.pread(self._fd, 8, 0) if self.is_file else b""
         for magic, program in _COMPRESSED.items():
             if begin.startswith(magic):
@@ -80,7 +80,7 @@ class LineSource:
 
     @property
     def modified(self) -> float:
-        """When the file was last changed, in seconds since 1970."""
+        """The time of the last change of the file, in seconds since 1970."""
         return os.fstat(self._fd).st_mtime
 
     @property
@@ -88,12 +88,12 @@ class LineSource:
         return os.fstat(self._fd).st_size
 
     def bytes_before(self, end: int, count: int) -> bytes:
-        """So many bytes of the file before a place, or those from its beginning."""
+        """`count` bytes of the file before the place `end`; fewer at the beginning of the file."""
         start = max(0, end - count)
         return REAL.read_at(self._fd, end - start, start)
 
     def line_start(self, place: int) -> int:
-        """Where the line begins that the byte before this place is part of, or ends."""
+        """The beginning of the line that contains the byte before this place, or ends with it."""
         while place > 0:
             block = self.bytes_before(place - 1, STEP_BYTES)
             found = block.rfind(self._end)
@@ -103,7 +103,7 @@ class LineSource:
         return 0
 
     def line_number(self, start: int, number: int) -> int:
-        """The number in the whole file of a line that has this number behind the place `start`."""
+        """The number in the whole file of a line that has this `number` when counting begins at the place `start`."""
         places = range(0, start, STEP_BYTES)
         return number + sum(os.pread(self._fd, min(STEP_BYTES, start - at), at).count(self._end) for at in places)
 
@@ -112,20 +112,20 @@ class LineSource:
     def portions(
         self, start: int = 0, *, long_lines: LongLines = "stop", known_end: int = 0, leave_open_end: bool = False
     ) -> Iterator[Portion]:
-        """The lines from a place on, at which a line begins.
+        """The lines from the place `start` on, at which a line begins.
 
-        A line of more than the limit ends the reading (`TooLongLine`), is skipped, or comes in pieces of the limit. If
-        it begins before `known_end`, that was decided by an earlier reading. `LogError` if the file is cut while it is
+        A line above the limit ends the reading (`TooLongLine`), is skipped, or is split into pieces of the limit. An
+        earlier reading has decided about lines that begin before `known_end`. `LogError` if the file is cut while it is
         read.
         """
         self._long, self._known_end = long_lines, known_end
         self.skipped = 0  # lines that were too long
-        self.has_open_end = False  # whether the last line had no end yet, and was left
+        self.has_open_end = False  # True if the last line had no end yet, and was left
         self._place = start  # of the next byte to read
         self._number = 1  # of the line that is being read
-        self._rest: list[bytes] = []  # of that line, as far as it was read
+        self._rest: list[bytes] = []  # the parts of that line that were read
         self._rest_bytes = 0
-        self._skipping = False  # the rest of a line that was too long
+        self._skipping = False  # True in a line that was too long
         while data := self._read():
             yield from self._cut(data)
             self._place += len(data)
@@ -141,7 +141,7 @@ class LineSource:
             yield Portion([line], self._number, self._place - len(line), [self._place])
 
     def _read(self) -> bytes:
-        """The next bytes; none at the end, or when a signal has come and nothing is there any more."""
+        """The next bytes; none at the end, or after a signal when nothing more can be read without waiting."""
         size = STEP_BYTES - self._place % STEP_BYTES
         try:
             if self.is_file:
@@ -154,12 +154,12 @@ class LineSource:
             raise OSError(error.errno, why(error), self.name) from error
 
     def _is_last_look(self) -> bool:
-        """Whether a pipe has something, after a signal: what was there when it came is not lost."""
+        """True once after a signal if the pipe still contains data: data that came before the signal is not lost."""
         looked, self._looked = self._looked, True
         return not looked and REAL.poll(self._fd, select.POLLIN, 0)
 
     def _cut(self, data: bytes) -> Iterator[Portion]:
-        """The lines that end in this data."""
+        """Yield the lines that end in this data, and keep the rest."""
         first, *others = data.split(self._end)
         if not others:
             yield from self._keep(first, self._place)
@@ -176,9 +176,9 @@ class LineSource:
         yield from self._keep(rest, self._place + len(data) - len(rest))
 
     def _whole(self, lines: list[bytes], place: int) -> Iterator[Portion]:
-        """Whole lines that begin at a place."""
+        """Yield whole lines, the first of which begins at this place."""
         while lines:
-            long = len(lines)  # how many lines are not too long
+            long = len(lines)  # the number of lines that are not too long
             if len(max(lines, key=len)) > self._limit:
                 long = next(at for at, line in enumerate(lines) if len(line) > self._limit)
             if long:
@@ -193,7 +193,7 @@ class LineSource:
             lines = lines[long + 1 :]
 
     def _kept(self, end: int) -> Iterator[Portion]:
-        """The line that was kept, now that its end is read."""
+        """Yield the line that was kept, and whose end is at this place."""
         if self._rest:
             line = b"".join(self._rest)
             yield Portion([line], self._number, end - 1 - len(line), [end])
@@ -201,7 +201,7 @@ class LineSource:
         self._rest, self._rest_bytes, self._skipping = [], 0, False
 
     def _keep(self, part: bytes, place: int) -> Iterator[Portion]:
-        """Keep a part of a line until the line's end is read; what is too long is handed out or dropped."""
+        """Keep a part of a line until the line's end is read. The pieces of a long line are yielded or dropped."""
         if self._skipping or not part:
             return
         self._rest.append(part)

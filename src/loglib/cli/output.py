@@ -1,7 +1,7 @@
 """Output: tables, JSON, text and progress as the command line prints them.
 
-Invariant: text that comes from a log is safe for a terminal. Control characters, also those that other alphabets hide,
-are shown as escapes, unless raw output was asked for. Progress is drawn on standard error, and only if that is a
+Invariant: text from a log is safe for a terminal. Control characters, also those of other alphabets than ASCII, are
+printed as escapes, unless the user asks for raw output. Progress is drawn on standard error, and only if that is a
 terminal. Rich is imported only then.
 """
 
@@ -13,7 +13,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -23,32 +23,27 @@ from ..format.record import Record
 from .streams import say
 
 __all__ = [
-    "age",
-    "bar",
-    "is_terminal",
-    "json_line",
-    "note",
-    "print_json",
-    "print_table",
-    "record_facts",
-    "safe",
-    "sized",
-    "when",
-]
+    "DAMAGED", "age", "bar", "is_terminal", "json_line", "listed_facts", "note", "print_each", "print_json",
+    "print_table", "record_facts", "safe", "sized", "when",
+]  # fmt: skip
 
-# Control, format (such as those that turn the direction of writing), surrogate, private and unassigned characters,
+T = TypeVar("T")
+
+DAMAGED = 1  # the exit code for damage, gaps and counts that do not add up
+
+# Control, format (such as those that reverse the direction of writing), surrogate, private and unassigned characters,
 # and the separators of lines and paragraphs.
 _UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 _UNITS = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s"), (1_000, "ms"))
 
 
 def is_terminal() -> bool:
-    """Whether standard output is a terminal."""
+    """True if standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def safe(data: bytes | str | None) -> str:
-    """Text that a terminal can show, in one line: what is not UTF-8, and what could move the cursor, as escapes."""
+    """The text in one line that a terminal can show. Bytes that are not UTF-8, and control characters, are escapes."""
     if data is None:
         return "null"
     text = data.decode(errors="surrogateescape") if isinstance(data, bytes) else data
@@ -90,12 +85,12 @@ def age(duration_us: float | None) -> str:
 
 
 def note(text: str) -> None:
-    """Tell a person something that is not data."""
+    """Print a message for a person, on standard error: it is not data."""
     say(text)
 
 
 def json_line(facts: Mapping[str, Any]) -> str:
-    """An object as JSON. For a terminal all that is not ASCII is escaped."""
+    """The facts as a JSON object. On a terminal, characters that are not ASCII are escaped."""
     return json.dumps(facts, ensure_ascii=is_terminal(), default=str)
 
 
@@ -104,7 +99,7 @@ def print_json(facts: Mapping[str, Any]) -> None:
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table with a heading. Numbers stand on the right; a name with `>` in front does so, too."""
+    """Print a table with a heading. A column whose name begins with `>` is aligned to the right."""
     right = [name.startswith(">") for name in names]
     table = [[name.removeprefix(">").upper() for name in names]]
     table += [[safe(str(cell)) for cell in row] for row in rows]
@@ -117,15 +112,32 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         click.echo("  ".join(cells).rstrip())
 
 
+def print_each(
+    found: Iterable[T], facts: Callable[[T], Mapping[str, Any]], row: Callable[[T], Sequence[object]],
+    names: Sequence[str], *, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the facts of each thing as a line of JSON, or its row in a table with columns of these names."""
+    if as_json:
+        for each in found:
+            print_json(facts(each))
+    else:
+        print_table(names, map(row, found))
+
+
+def listed_facts(found: Iterable[Any]) -> list[dict[str, Any]]:
+    """The facts of named tuples whose field `offsets` is a range; for JSON, which has no ranges, it is a list."""
+    return [
+        each._asdict() | {"offsets": [each.offsets.start, each.offsets.stop] if each.offsets else None}
+        for each in found
+    ]  # fmt: skip
+
+
 def record_facts(record: Record) -> dict[str, Any]:
-    """A record for JSON. Bytes are text if they are UTF-8; otherwise the name ends in `_base64`."""
+    """The facts of a record for JSON. Bytes are text if they are UTF-8; otherwise their name ends with `_base64`."""
     facts: dict[str, Any] = {
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp_us": record.timestamp,
-        **_bytes_fact("key", record.key),
-        **_bytes_fact("value", record.value),
-    }
+        "partition": record.partition, "offset": record.offset, "timestamp_us": record.timestamp,
+        **_bytes_fact("key", record.key), **_bytes_fact("value", record.value),
+    }  # fmt: skip
     if record.headers:
         facts["headers"] = [{"name": name, **_bytes_fact("value", value)} for name, value in record.headers]
     return facts
@@ -142,7 +154,7 @@ def _bytes_fact(name: str, data: bytes | None) -> dict[str, str | None]:
 
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int], object] | None]:
-    """A bar of bytes, with their rate and the time left; None if nobody would see it."""
+    """Draw a progress bar of bytes, with their rate and the time left. None if standard error is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return

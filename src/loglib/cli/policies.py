@@ -1,29 +1,27 @@
 """Policies: the options that set the policies of a topic.
 
-Invariant: an option that is not given changes nothing. A policy of several parts, such as retention, keeps the other
+Invariant: an option that is not given changes nothing. A policy of several parts, such as retention, keeps its other
 parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
 from ..config.policies import TopicConfig, microseconds
-from .arguments import DURATION, NAMES, SIZE
+from .arguments import DURATION, NAMES, SIZE, Command, add_options
 from .output import age
 
 __all__ = ["changed", "described", "policy_options"]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 class _OrNone(click.ParamType[Any]):
-    """Another type, or `none` for no limit."""
+    """A value of another type, or `none` for no limit."""
 
     def __init__(self, inner: click.ParamType[Any]) -> None:
         self._inner = inner
@@ -36,45 +34,47 @@ class _OrNone(click.ParamType[Any]):
 class _Policy(NamedTuple):
     option: str
     name: str
-    part: str | None  # of a policy that has several
+    part: str | None  # of a policy of several parts
     type: click.ParamType[Any]
     help: str
 
 
+_COUNT = click.IntRange(1)
+_COUNT.name = "n"
+_PART = click.FloatRange(0, 1, max_open=True)
 _POLICIES = (
-    _Policy("--retention-age", "retention", "age", _OrNone(DURATION), "Drop segments sealed that long ago."),
-    _Policy("--retention-bytes", "retention", "bytes", _OrNone(SIZE), "Keep at most that much in a partition."),
-    _Policy("--keep-free", "retention", "keep_free", click.FloatRange(0, 1, max_open=True), "Part of the disk."),
-    _Policy("--hold-for", "retention", "hold_for", NAMES, "Groups to wait for, with commas between them."),
-    _Policy("--hold-age", "retention", "hold_age", _OrNone(DURATION), "Do not wait for groups beyond that age."),
-    _Policy("--hold-bytes", "retention", "hold_bytes", _OrNone(SIZE), "Nor beyond that much in a partition."),
-    _Policy("--archive", "retention", "archive", _OrNone(click.STRING), "Drop only what this archive has."),
-    _Policy("--archive-grace", "retention", "archive_grace", DURATION, "And has had for so long."),
-    _Policy("--flush-records", "flush", "records", _OrNone(click.IntRange(1)), "Flush after that many records."),
-    _Policy("--flush-interval", "flush", "interval", _OrNone(DURATION), "Flush after that time."),
-    _Policy("--flush-bytes", "flush", "bytes", _OrNone(SIZE), "Flush after that many bytes."),
+    _Policy("--retention-age", "retention", "age", _OrNone(DURATION), "Drop segments sealed longer ago than this."),
+    _Policy("--retention-bytes", "retention", "bytes", _OrNone(SIZE), "Keep at most this much per partition."),
+    _Policy("--keep-free", "retention", "keep_free", _PART, "Keep this part of the disk free."),
+    _Policy("--hold-for", "retention", "hold_for", NAMES, "Wait for these groups, separated by commas."),
+    _Policy("--hold-age", "retention", "hold_age", _OrNone(DURATION), "Do not wait for groups beyond this age."),
+    _Policy("--hold-bytes", "retention", "hold_bytes", _OrNone(SIZE), "Nor beyond this much per partition."),
+    _Policy("--archive", "retention", "archive", _OrNone(click.STRING), "Drop only what this archive contains."),
+    _Policy("--archive-grace", "retention", "archive_grace", DURATION, "And only this long after it was added."),
+    _Policy("--flush-records", "flush", "records", _OrNone(_COUNT), "Flush after this many records."),
+    _Policy("--flush-interval", "flush", "interval", _OrNone(DURATION), "Flush after this time."),
+    _Policy("--flush-bytes", "flush", "bytes", _OrNone(SIZE), "Flush after this many bytes."),
     _Policy("--segment-bytes", "segment_bytes", None, SIZE, "Size of a segment."),
-    _Policy("--segment-age", "segment_age", None, _OrNone(DURATION), "Seal a segment at that age."),
+    _Policy("--segment-age", "segment_age", None, _OrNone(DURATION), "Seal a segment at this age."),
     _Policy("--batch-bytes", "batch_bytes", None, SIZE, "Size of a batch."),
-    _Policy("--batch-records", "batch_records", None, click.IntRange(1), "Records in a batch."),
+    _Policy("--batch-records", "batch_records", None, _COUNT, "Records in a batch."),
     _Policy("--max-record-bytes", "max_record_bytes", None, SIZE, "Refuse larger records."),
     _Policy("--compression", "compression", None, click.Choice(["none", "zlib", "lz4", "zstd"]), "Codec of batches."),
-    _Policy("--durability", "durability", None, click.Choice(["disk", "os"]), "What a flush waits for."),
-    _Policy("--producer-expiry", "producer_expiry", None, _OrNone(DURATION), "Forget silent producers after that."),
+    _Policy("--durability", "durability", None, click.Choice(["disk", "os"]), "The medium that a flush waits for."),
+    _Policy("--producer-expiry", "producer_expiry", None, _OrNone(DURATION), "Forget producers silent for longer."),
 )
 
 
 def policy_options(command: Command) -> Command:
     """Add an option for each policy to a command."""
-    for each in reversed(_POLICIES):
-        command = click.option(each.option, _variable(each), type=each.type, help=each.help)(command)
-    return command
+    options = [click.option(each.option, _variable(each), type=each.type, help=each.help) for each in _POLICIES]
+    return add_options(*options)(command)
 
 
 def changed(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The policies that the given options set, with the parts of `config` that they leave as they are."""
+    """The policies that the options in `given` set, together with their unchanged parts in `config`."""
     policies: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {}  # those of one policy together: some need each other
+    parts: dict[str, dict[str, Any]] = {}  # by policy: some parts need each other
     for each in _POLICIES:
         value = given[_variable(each)]
         if value is None:
@@ -90,7 +90,7 @@ def changed(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(config: TopicConfig) -> Iterator[tuple[str, str]]:
-    """Each policy by its option, and its value as the option takes it."""
+    """The option of each policy, and its value in the form that the option takes."""
     for each in _POLICIES:
         value = getattr(config, each.name) if each.part is None else getattr(getattr(config, each.name), each.part)
         if each.part == "interval" and value is not None:

@@ -1,7 +1,7 @@
 """Program: all verbs of the command line, and how a command ends.
 
-Invariant: a verb's module is imported only if the verb is run, or if all verbs are listed. No error of the library or
-of the system reaches a person as a traceback.
+Invariant: a verb's module is imported only if the verb is run. No error of the library or of the system reaches a
+person as a traceback.
 """
 
 from __future__ import annotations
@@ -26,39 +26,40 @@ _NO_READER = 128 + signal.SIGPIPE
 _CLICK = (click.ClickException, click.exceptions.Exit, click.Abort)
 _COMPLETE = "_LOGLIB_COMPLETE"
 
+# The module of each verb, and what the list of all verbs says of it, which so needs no module of a verb.
 _VERBS = {
-    "alter": "topics",
-    "append": "write",
-    "archive": "offload",
-    "audit": "audit",
-    "bench": "bench",
-    "cat": "read",
-    "completion": "completion",
-    "create": "topics",
-    "delete": "topics",
-    "dump": "dump",
-    "groups": "groups",
-    "heal": "care",
-    "info": "topics",
-    "lag": "groups",
-    "ls": "topics",
-    "mirror": "copies",
-    "promote": "copies",
-    "receive": "copies",
-    "repair": "care",
-    "reset": "groups",
-    "retain": "care",
-    "scrub": "care",
-    "serve": "copies",
-    "snapshot": "copies",
-    "tail": "read",
-    "tier": "offload",
-    "verify": "care",
+    "alter": ("topics", "Change the policies of a topic."),
+    "append": ("write", "Append the lines of files, or of standard input, as records."),
+    "archive": ("offload", "Write sealed segments as Parquet files."),
+    "audit": ("audit", "Compare what was produced, copied and consumed, by time window."),
+    "bench": ("bench", "Measure writing and reading on a disk."),
+    "cat": ("read", "Print the values of a topic, one per line."),
+    "completion": ("completion", "Print a script that completes commands in your shell."),
+    "create": ("topics", "Create a topic."),
+    "delete": ("topics", "Delete a topic with all its records and groups."),
+    "dump": ("dump", "Print the stored form of segments and batches."),
+    "groups": ("groups", "List consumer groups."),
+    "heal": ("care", "Replace damaged bytes of a topic with those of other copies."),
+    "info": ("topics", "Describe a topic: policies, partitions, times and groups."),
+    "lag": ("groups", "Show the lag of groups."),
+    "ls": ("topics", "List topics, or the segments of a topic."),
+    "mirror": ("copies", "Copy a topic, or update an earlier copy."),
+    "promote": ("copies", "Turn a copy into a topic that can be written."),
+    "receive": ("copies", "Copy a topic from another host, or update an earlier copy."),
+    "repair": ("care", "Repair a damaged topic, so that it can be opened and read."),
+    "reset": ("groups", "Move the commits of a group that has no members."),
+    "retain": ("care", "Drop the segments that the retention policy does not keep."),
+    "scrub": ("care", "Check a topic at a limited rate, and heal it from other copies."),
+    "serve": ("copies", "Let other hosts copy a topic: the other end of `loglib receive`."),
+    "snapshot": ("copies", "Copy the state of a topic at one moment."),
+    "tail": ("read", "Print the last records of a topic, and follow it."),
+    "tier": ("offload", "Upload sealed segments to a directory or an object store."),
+    "verify": ("care", "Check all of a topic: every header, batch and link."),
 }
 
 
 class _Verbs(click.Group):
-    """Imports the module of a verb when it is asked for."""
+    """Imports the module of a verb when the verb is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -66,19 +67,23 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        module = import_module(f".{_VERBS[cmd_name]}", __package__)
-        command: click.Command = getattr(module, cmd_name)
+        module, _ = _VERBS[cmd_name]
+        command: click.Command = getattr(import_module(f".{module}", __package__), cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in _VERBS.items()])
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="loglib-segments", prog_name="loglib")
 def _loglib() -> None:
-    """Topics of loglib, from the command line.
+    """Create, write, read and look after topics of loglib.
 
-    Data goes to standard output, everything else to standard error. With --json each line is a JSON object.
+    Data goes to standard output, messages to standard error. With --json each line is a JSON object.
 
-    Exit codes: 0 all is well, 1 damage or a gap was found, 2 the command was wrong, 3 it failed. A signal gives 128 and
+    Exit codes: 0 success, 1 damage or a gap was found, 2 the command was wrong, 3 it failed. A signal gives 128 plus
     its number: 130 for Ctrl-C.
     """
 
@@ -98,18 +103,18 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _code_of(error: BaseException) -> int:
-    """The exit code of a command that an error has ended. The error is told in one line."""
+    """The exit code of a command that an error has ended. Prints the error in one line."""
     match error:
         case click.exceptions.Exit():
             return error.exit_code
         case Ended():
-            return 128 + error.number  # as a shell says it
+            return 128 + error.number  # as shells do
         case click.Abort() | KeyboardInterrupt():
             return 128 + signal.SIGINT
         case SystemExit():  # of the completion
             return _WRONG if error.code else 0
         case click.ClickException():
-            with suppress(OSError):  # nobody can be told
+            with suppress(OSError):  # standard error may fail, too
                 error.show()
             return _WRONG if isinstance(error, click.UsageError) else _FAILED
         case BrokenPipeError():

@@ -1,4 +1,4 @@
-"""Read: print the records of a topic, to its end or as they come."""
+"""Read: print the records of a topic, up to its end, or also new ones."""
 
 from __future__ import annotations
 
@@ -13,43 +13,38 @@ from ..format.record import Record
 from ..log.reader import OnGap, Reader
 from ..partition import Partition
 from ..topic import Topic
-from .arguments import SOURCE, START, as_json, partition_start
-from .output import is_terminal, json_line, note, record_facts, safe, when
+from .arguments import SOURCE, START, add_options, as_json, partition_start
+from .output import DAMAGED, is_terminal, json_line, note, record_facts, safe, when
 
 __all__ = ["cat", "tail"]
 
-_DAMAGED = 1
 _LONG = "{time}  {partition}:{offset}  {key}  {value}"
-_FIELDS = ("partition", "offset", "timestamp", "time", "key", "value", "headers")
 
 
-def _printing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        as_json,
-        click.option("-0", "--null", "nul", is_flag=True, help="End each value with a zero byte, not a line end."),
-        click.option("--raw", is_flag=True, help="Values byte for byte, also to a terminal."),
-        click.option("--format", "template", metavar="TEXT",
-                     help='As in "{time} {key} {value}"; also partition, offset, timestamp, headers.'),
-        click.option("-l", "--long", "long", is_flag=True, help="Time, place, key and value."),
-        click.option("--skip-damage", is_flag=True, help="Read on behind damage, and end with exit code 1."),
-        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition."),
-        click.option("-n", "--records", type=click.IntRange(0), metavar="N", help="At most so many records."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+_printing_options = add_options(
+    click.option("-n", "--records", type=click.IntRange(0), metavar="N", help="Print at most N records."),
+    click.option("-p", "--partition", type=click.IntRange(0), metavar="P", help="Read only this partition."),
+    click.option("--skip-damage", is_flag=True, help="Skip damage, and end with exit code 1."),
+    click.option("-l", "--long", "long", is_flag=True, help="Print time, partition, offset, key and value."),
+    click.option("--format", "template", metavar="TEXT",
+                 help='Such as "{time} {key} {value}"; also partition, offset, timestamp, headers.'),
+    click.option("--raw", is_flag=True, help="Print values byte for byte, also to a terminal."),
+    click.option("-0", "--null", "nul", is_flag=True, help="End each value with a zero byte instead of a line end."),
+    as_json,
+)  # fmt: skip
 
 
 @click.command()
 @click.argument("topic", type=SOURCE)
 @click.option("--from", "start", type=START, default="begin", show_default=True,
               help="begin, end, a time, an age like -15m, or PARTITION:OFFSET.")  # fmt: skip
-@click.option("--to", "end", type=START, help="Where to end; by default at the present end.")
+@click.option("--to", "end", type=START, help="Where to end.  [default: the present end]")
 @_printing_options
 def cat(topic: str, start: Any, end: Any, partition: int | None, **how: Any) -> int:
-    """Print the values of a topic, one a line.
+    """Print the values of a topic, one per line.
 
-    On a terminal, control characters and bytes that are not UTF-8 are shown as escapes. In a pipe the values are as
-    they were appended. Records of one partition are in order.
+    On a terminal, control characters and bytes that are not UTF-8 are printed as escapes. To a pipe or file, values are
+    printed as they were appended. Records of one partition are in order.
     """
     with Topic.open(topic, mode="r") as opened:
         source = opened if partition is None else opened.partition(partition)
@@ -60,16 +55,16 @@ def cat(topic: str, start: Any, end: Any, partition: int | None, **how: Any) -> 
 
 @click.command()
 @click.argument("topic", type=SOURCE)
-@click.option("-f", "--follow", is_flag=True, help="Wait for more, until Ctrl-C.")
-@click.option("--from", "start", type=START, help="Where to begin, instead of the last 10 records.")
-@click.option("--timeout", type=float, metavar="SECONDS", help="With -f: end after so long without a record.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for more records, until Ctrl-C.")
+@click.option("--from", "start", type=START, help="Where to begin.  [default: the last 10 records]")
+@click.option("--timeout", type=float, metavar="SECONDS", help="With -f: end after this time without a record.")
 @_printing_options
 def tail(
     topic: str, follow: bool, start: Any, timeout: float | None, partition: int | None, records: int | None, **how: Any
 ) -> int:
-    """Print the last records of a topic; with -f also those that come.
+    """Print the last records of a topic, and with -f also those that follow.
 
-    Without --from, each partition begins at its last 10 records, or at its last N with -n. With --from, -n ends the
+    Without --from, each partition begins at its last 10 records, or with -n at its last N. With --from, -n ends the
     output after N records.
     """
     with Topic.open(topic, mode="r") as opened:
@@ -103,13 +98,13 @@ def _print(reader: Reader, *, records: int | None, flush: bool = False, **how: A
     output.flush()
     for damage in reader.gaps:
         note(f"damage: {damage}")
-    return _DAMAGED if reader.gaps else 0
+    return DAMAGED if reader.gaps else 0
 
 
 def _line(
     *, long: bool, template: str | None, raw: bool, nul: bool, as_json: bool
 ) -> Callable[[Record], bytes]:
-    """What makes the bytes that are printed for a record."""
+    """The function that returns the bytes to print for a record."""
     if sum([long, template is not None, raw, as_json]) > 1:
         raise click.UsageError("give one of --long, --format, --raw and --json")
     end = b"\0" if nul else b"\n"
@@ -126,20 +121,17 @@ def _line(
 
 
 def _texts(record: Record) -> dict[str, object]:
-    """The names that a template may have, safe for a terminal."""
+    """The fields of a record by the names that a template may use, safe for a terminal."""
+    headers = " ".join(f"{safe(name)}={safe(value)}" for name, value in record.headers)
     return {
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        "time": when(record.timestamp),
-        "key": safe(record.key),
-        "value": safe(record.value),
-        "headers": " ".join(f"{safe(name)}={safe(value)}" for name, value in record.headers),
-    }
+        "partition": record.partition, "offset": record.offset, "timestamp": record.timestamp,
+        "time": when(record.timestamp), "key": safe(record.key), "value": safe(record.value), "headers": headers,
+    }  # fmt: skip
 
 
 def _check_template(template: str) -> None:
+    fields = _texts(Record(0, 0, 0, None, None, (), 1))
     try:
-        template.format_map(_texts(Record(0, 0, 0, None, None, (), 1)))
+        template.format_map(fields)
     except (KeyError, ValueError, IndexError, AttributeError) as error:
-        raise click.UsageError(f"--format {template!r}: {error}; names are {', '.join(_FIELDS)}") from error
+        raise click.UsageError(f"--format {template!r}: {error}; the names are {', '.join(fields)}") from error

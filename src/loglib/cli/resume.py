@@ -1,17 +1,18 @@
-"""Resume: how far a file is in a topic, so that its import goes on there and appends no line twice.
+"""Resume: the place in a file up to which its lines are in a topic, so that its import continues without duplicates.
 
-The file's producer, which is named for its path, has the answer in the log itself. The number of each append is
+The import is a producer, named after the file's path, so the log itself contains that place. The number of each append
+is
 
-    bits 14 to 63   the place in the file behind the last line of the append
-    bits  0 to 13   among how many partitions the keys choose: those of the topic when the import began, also if it has
-                    more by now; 0 if all lines go to one
+    bits 14 to 63   the place in the file after the last line of the append
+    bits  0 to 13   the number of partitions among which keys choose: those of the topic when the import began, also if
+                    it has more now; 0 if all lines go to one partition
 
-Invariant: a line is in the topic exactly if the number of its partition is at or behind the line's end. That holds
-after a power cut, too, when each partition may have lost another part of what was not yet flushed: all that ends before
-a border of `_WINDOW_BYTES` is flushed before anything behind it is appended, so only the last window is looked at.
+Invariant: a line is in the topic exactly if the number of its partition is at or past the line's end. This also holds
+after a power cut, when each partition may have lost another part of its unflushed records: everything that ends before
+a border of `_WINDOW_BYTES` is flushed before anything after it is appended, so only the last window is compared.
 
-A file that was cut, rotated or replaced does not have what was appended last, at the place where it ended: then it is
-another file of this path, with a producer of its own.
+A file that was cut, rotated or replaced does not contain the last appended line in its place. Then it is another file
+of this path, with a producer of its own.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ __all__ = ["Resume"]
 
 _COUNT_BITS = 14
 _WINDOW_BYTES = 64 * STEP_BYTES
-_MOST_FILES = 1000  # of one path, one after the other
+_MOST_FILES = 1000  # of one path, in the course of time
 
 
 class Resume:
     """The import of one file."""
 
     def __init__(self, topic: Topic, source: LineSource, *, partition: int | None, has_keys: bool) -> None:
-        """Find how far the file is. A usage error for keys if its import began without, or the reverse."""
+        """Find the place up to which the file is in the topic.
+
+        A usage error if the import has keys and began without them, or the reverse.
+        """
         self._topic = topic
         self._path = os.path.realpath(source.name)
         self._topic_count = len(topic.partitions)
@@ -60,18 +64,18 @@ class Resume:
             raise click.UsageError(f"{source.name} was appended without keys, or with --partition; do the same")
         self.has_fewer = before < self._count  # partitions than the topic has now
         self._count = before
-        # One step before the last window, so that the time of the line before the first new one is known.
+        # From one step before the last window, so that the time of the line before the first new one is known.
         window = max(0, self._end - 1 - STEP_BYTES) // _WINDOW_BYTES
         self.start = source.line_start(window * _WINDOW_BYTES)
         self._flushed = window * _WINDOW_BYTES
 
     @property
     def end(self) -> int:
-        """The place behind the last line that is in."""
+        """The place after the last line that is in the topic."""
         return self._end
 
     def _known(self) -> dict[int, tuple[int, int]]:
-        """By partition: where the last append ended, and among how many partitions its keys chose."""
+        """By partition: the place after its last append, and the number of partitions among which keys chose."""
         found = {each.id: each.last_sequence(self._name) for each in self._topic.partitions}
         return {
             number: (sequence >> _COUNT_BITS, sequence & (1 << _COUNT_BITS) - 1)
@@ -79,13 +83,13 @@ class Resume:
         }  # fmt: skip
 
     def _is_same(self, source: LineSource) -> bool:
-        """Whether the file has, where the last append ended, what was appended."""
+        """True if the file contains the last appended line in its place."""
         number, (end, count) = max(self._ends.items(), key=lambda each: each[1])
         if source.size_bytes < end:
             return False
         partition = self._topic.partition(number)
         self._topic.flush()
-        # A repetition: it appends nothing, and says where the records of the first time are.
+        # This repeats the last append, so it appends nothing, and returns the offsets of the first time.
         (found,) = partition.append_many([b""], producer=(self._name, end << _COUNT_BITS | count))
         try:
             with partition.read(found.offsets.stop - 1) as reader:
@@ -98,13 +102,13 @@ class Resume:
     # --- lines -------------------------------------------------------------------------------------------
 
     def is_in(self, end: int, key: bytes | None) -> bool:
-        """Whether the line that ends at this place is in the topic."""
+        """True if the line with this key, which ends at this place, is in the topic."""
         if end > self._end or not self._count:
             return end <= self._end
         return end <= self._ends.get(self._partition(key), (0, 0))[0]
 
     def append(self, portion: Portion, columns: dict[str, Any]) -> list[bytes]:
-        """Append those lines of the portion that are not yet in; returns them."""
+        """Append the lines of the portion that are not in the topic yet, and return them."""
         keys: Sequence[bytes | None] = columns.get("keys") or [None] * len(portion.lines)
         border = (portion.ends[-1] - 1) // _WINDOW_BYTES * _WINDOW_BYTES
         if border > self._flushed:
@@ -124,7 +128,7 @@ class Resume:
         return appended
 
     def _partition(self, key: bytes | None) -> int:
-        """The partition of a line; all lines without a key go to one, so that they keep their order."""
+        """The partition of a line with this key. All lines without a key go to one, so that they keep their order."""
         if self._constant is not None:
             return self._constant
         if not self._count:

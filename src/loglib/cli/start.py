@@ -1,11 +1,11 @@
 """Start: the command line's entry point.
 
-Invariant: nothing of Click is imported before it is known to be installed, so that a missing extra is named in words.
-The three standard streams are open, so no file of the library gets their descriptors. Exit code 1 means damage or a
-gap, and nothing else: not even a fault of the program itself.
+Invariant: Click may be missing, and then a message names the extra to install. The three standard streams are open, so
+no file of the library gets their descriptors. Exit code 1 means damage or a gap, and nothing else: not even a fault of
+the program itself.
 
-Exit codes: 0 all is well, 1 damage or a gap was found, 2 the command was wrong, 3 it failed, 129, 130 and 143 a signal
-ended it (SIGHUP, Ctrl-C, SIGTERM), 141 nobody reads its output any more.
+Exit codes: 0 success, 1 damage or a gap was found, 2 the command was wrong, 3 it failed, 129, 130 and 143 a signal
+ended it (SIGHUP, Ctrl-C, SIGTERM), 141 no process reads its output any more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         code = _run()
     except Ended as ended:  # while the modules were imported, or at the last moment
         code = 128 + ended.number
-    except Exception:  # noqa: BLE001  A fault of this program: the interpreter would end with 1, which means damage.
+    except Exception:  # noqa: BLE001  A fault of this program. The interpreter would exit with 1, which means damage.
         say(traceback.format_exc().rstrip())
     end_output()
     sys.exit(code)

@@ -1,7 +1,7 @@
 """Streams: the standard input, output and error of a command, also if they are closed, full or stuck.
 
-Invariant: descriptors 0, 1 and 2 are open after `prepare`, so no file of a log gets one of them. A stream that was
-closed fails when it is used, and only then.
+Invariant: descriptors 0, 1 and 2 are open after `prepare`, so no file of a log gets one of them. Using a stream that
+was closed fails; a command that does not use it does not fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 __all__ = ["INPUT", "end_output", "named", "prepare", "say", "why"]
 
 INPUT = "standard input"
-# The other way round than they are used, so that each use fails with EBADF.
+# Opened for the opposite of their use, so that each use fails with EBADF.
 _UNUSABLE = {0: os.O_WRONLY, 1: os.O_RDONLY, 2: os.O_RDONLY}
 
 
@@ -26,33 +26,33 @@ def prepare() -> None:
         except OSError:
             os.open(os.devnull, flags)  # the lowest free number, which is this one
             os.set_inheritable(fd, True)
-    os.set_blocking(1, True)  # another program that has the pipe may have changed it; then output would be lost
+    os.set_blocking(1, True)  # another program that shares the pipe may have changed it, and output would be lost
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)
     if sys.stderr is None:
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # there is nobody to tell
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # messages are lost
     before = sys.stdout or sys.stderr
-    # With a buffer, also where PYTHONUNBUFFERED is set: a record at a time is slow, and its errors could not be told
-    # from those of a log.
+    # With a buffer, even if PYTHONUNBUFFERED is set: one write per record is slow, and its errors could not be
+    # distinguished from those of a log.
     sys.stdout = os.fdopen(
         1, "w", buffering=1 if os.isatty(1) else -1, encoding=before.encoding, errors=before.errors, closefd=False
     )  # fmt: skip
 
 
 def named(error: OSError) -> OSError:
-    """The error of a command, with the name of standard output if that has failed."""
+    """The error, with the name of standard output if writing there has failed."""
     if error.filename is None and _output_fails():
         return OSError(error.errno, why(error), "standard output")
     return error
 
 
 def why(error: OSError) -> str:
-    """What an error of a stream means."""
+    """The reason of an error of a stream, for a message."""
     return "it is closed" if error.errno == errno.EBADF else str(error.strerror)
 
 
 def _output_fails() -> bool:
-    """Whether standard output has bytes that it cannot write: the buffer keeps what was not taken."""
+    """True if standard output has bytes that it cannot write: its buffer keeps them."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -61,7 +61,7 @@ def _output_fails() -> bool:
 
 
 def end_output() -> None:
-    """Write what is left if it is taken at once, and drop the rest: the command ends, also if nobody reads."""
+    """Write the rest of the output that is accepted without waiting, and drop what is not: a command must end."""
     try:
         os.set_blocking(1, False)
         try:
@@ -77,14 +77,14 @@ def end_output() -> None:
 
 
 def _drop_rest(fd: int) -> None:
-    """Let what a stream could not write go nowhere: the interpreter would try it at its end, and exit with 120."""
+    """Send what a stream could not write to nowhere: the interpreter would retry at its end, and exit with 120."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, fd)
     os.close(null)
 
 
 def say(text: str) -> None:
-    """Tell a person something, on standard error. If nobody can be told, that is no reason to fail."""
+    """Print a message on standard error. A message that cannot be printed is no reason to fail."""
     with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

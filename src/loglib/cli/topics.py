@@ -1,4 +1,4 @@
-"""Topics: make, list, describe, change and delete them."""
+"""Topics: create, list, describe, change and delete them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from ..config.policies import TopicConfig
+from ..log.catalog import TopicInfo
 from ..log.topic_file import NAME
 from ..partition import Partition
 from ..system.files import REAL
 from ..topic import Topic, topics
-from .arguments import DIRECTORY, TOPIC, as_json, confirmed, topic_paths
-from .output import note, print_json, print_table, safe, sized, when
+from .arguments import DIRECTORY, TOPIC, as_json, confirmed, dry_run, topic_paths, yes
+from .output import note, print_each, print_json, print_table, safe, sized, when
 from .policies import changed, described, policy_options
 
 __all__ = ["alter", "create", "delete", "info", "ls"]
@@ -21,12 +22,13 @@ __all__ = ["alter", "create", "delete", "info", "ls"]
 
 @click.command()
 @click.argument("topic", type=DIRECTORY)
-@click.option("--partitions", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many.")
-@click.option("--partitioner", type=click.Choice(["crc32", "murmur2"]), help="How a key chooses its partition.")
-@click.option("--permissions", help="The mode of the files, in octal.  [default: 600]")
+@click.option("--partitions", type=click.IntRange(1, 10_000), metavar="N", default=1, show_default=True,
+              help="Number of partitions.")
+@click.option("--partitioner", type=click.Choice(["crc32", "murmur2"]), help="Hash that gives the partition of a key.")
+@click.option("--permissions", metavar="OCTAL", help="The mode of the files.  [default: 600]")
 @policy_options
 def create(topic: str, partitions: int, partitioner: Any, permissions: str | None, **given: Any) -> None:
-    """Make a topic."""
+    """Create a topic."""
     policies = changed(TopicConfig(), given)
     if REAL.exists(os.path.join(topic, NAME)):
         raise click.UsageError(f"{topic} is a topic already; `loglib alter` changes its policies")
@@ -36,7 +38,7 @@ def create(topic: str, partitions: int, partitioner: Any, permissions: str | Non
         except ValueError:
             raise click.BadParameter(f"{permissions!r} is not an octal number such as 640") from None
     Topic.open(topic, partitions=partitions, partitioner=partitioner, **policies).close()
-    note(f"made {topic}")
+    note(f"created {topic}")
 
 
 @click.command()
@@ -48,35 +50,37 @@ def ls(directory: str, as_json: bool) -> None:
         _list_segments(directory, as_json=as_json)
         return
     found = topics(directory)
-    if as_json:
-        for each in found:
-            partitions = None if each.config is None else each.config.partitions
-            error = None if each.error is None else str(each.error)
-            print_json(each._asdict() | {"config": None, "partitions": partitions, "error": error})
-    elif found:
-        rows = [
-            (each.name, "?" if each.config is None else each.config.partitions, sized(each.size_bytes),
-             ", ".join(each.groups) or "-" if each.error is None else str(each.error))
-            for each in found
-        ]  # fmt: skip
-        print_table(["topic", ">partitions", ">size", "groups"], rows)
+    if found or as_json:
+        print_each(found, _topic_facts, _topic_row, ["topic", ">partitions", ">size", "groups"], as_json=as_json)
     else:
         note(f"no topics in {directory}")
 
 
+def _topic_facts(each: TopicInfo) -> dict[str, Any]:
+    partitions = None if each.config is None else each.config.partitions
+    error = None if each.error is None else str(each.error)
+    return each._asdict() | {"config": None, "partitions": partitions, "error": error}
+
+
+def _topic_row(each: TopicInfo) -> tuple[object, ...]:
+    groups = ", ".join(each.groups) or "-" if each.error is None else str(each.error)
+    return each.name, "?" if each.config is None else each.config.partitions, sized(each.size_bytes), groups
+
+
 def _list_segments(path: str, *, as_json: bool) -> None:
     with Topic.open(path, mode="r") as topic:
-        found = [(each.id, segment) for each in topic.partitions for segment in each.segments]
-    if as_json:
-        for number, segment in found:
-            print_json({"partition": number, **segment._asdict(), "size_bytes": segment.size_bytes})
-        return
-    rows = [
-        (number, segment.base_offset, segment.end_offset, sized(segment.size_bytes), when(segment.created),
-         when(segment.last_append_time) if segment.sealed else "open")
-        for number, segment in found
-    ]  # fmt: skip
-    print_table([">partition", ">from", ">to", ">size", "made", "last append"], rows)
+        found = [
+            {"partition": each.id, **segment._asdict(), "size_bytes": segment.size_bytes}
+            for each in topic.partitions for segment in each.segments
+        ]  # fmt: skip
+    print_each(found, dict, _segment_row, [">partition", ">from", ">to", ">size", "created", "last append"],
+               as_json=as_json)  # fmt: skip
+
+
+def _segment_row(facts: dict[str, Any]) -> tuple[object, ...]:
+    last = when(facts["last_append_time"]) if facts["sealed"] else "open"
+    size, created = sized(facts["size_bytes"]), when(facts["created"])
+    return facts["partition"], facts["base_offset"], facts["end_offset"], size, created, last
 
 
 @click.command()
@@ -96,26 +100,17 @@ def info(topic: str, as_json: bool) -> None:
 
 def _facts(topic: Topic) -> dict[str, Any]:
     return {
-        "name": topic.name,
-        "path": topic.path,
-        "log_id": topic.log_id.hex(),
-        "policies": topic.config.to_json(),
-        "groups": topic.groups(),
-        "partitions": [_partition_facts(each) for each in topic.partitions],
-    }
+        "name": topic.name, "path": topic.path, "log_id": topic.log_id.hex(), "policies": topic.config.to_json(),
+        "groups": topic.groups(), "partitions": [_partition_facts(each) for each in topic.partitions],
+    }  # fmt: skip
 
 
 def _partition_facts(partition: Partition) -> dict[str, Any]:
-    start, end = partition.log_start_offset, partition.high_watermark
-    segments = partition.segments
+    start, end, segments = partition.log_start_offset, partition.high_watermark, partition.segments
     return {
-        "partition": partition.id,
-        "log_start_offset": start,
-        "high_watermark": end,
-        "size_bytes": end - start,
-        "segments": len(segments),
-        "oldest_us": segments[0].created if segments and end > start else None,
-    }
+        "partition": partition.id, "log_start_offset": start, "high_watermark": end, "size_bytes": end - start,
+        "segments": len(segments), "oldest_us": segments[0].created if segments and end > start else None,
+    }  # fmt: skip
 
 
 def _describe(topic: Topic) -> None:
@@ -133,21 +128,21 @@ def _describe(topic: Topic) -> None:
          each["segments"], when(each["oldest_us"]))
         for each in facts["partitions"]
     ]  # fmt: skip
-    print_table([">partition", ">from", ">to", ">size", ">segments", "oldest segment made"], rows)
+    print_table([">partition", ">from", ">to", ">size", ">segments", "oldest segment created"], rows)
 
 
 @click.command()
 @click.argument("topic", type=TOPIC)
-@click.option("--add-partitions", type=click.IntRange(1, 10_000), metavar="N", help="Have N partitions in all.")
+@click.option("--add-partitions", type=click.IntRange(1, 10_000), metavar="N", help="Have N partitions in total.")
 @policy_options
 def alter(topic: str, add_partitions: int | None, **given: Any) -> None:
     """Change policies of a topic, also while a service writes it.
 
-    The service uses the new policies when it opens the topic again. More partitions can only be added while nobody
-    writes the topic, and keys may belong to other partitions then.
+    The service uses the new policies when it opens the topic again. Partitions can only be added while nobody writes
+    the topic; some keys then belong to other partitions.
     """
     if not any(each is not None for each in (add_partitions, *given.values())):
-        raise click.UsageError("say what to change, as in --retention-age 14d")
+        raise click.UsageError("give what to change, such as --retention-age 14d")
     with Topic.open(topic, create=False, shared=True) as opened:
         policies = changed(opened.config, given)
         if policies:
@@ -159,15 +154,14 @@ def alter(topic: str, add_partitions: int | None, **given: Any) -> None:
 
 @click.command()
 @click.argument("topic", type=TOPIC)
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@dry_run
+@yes
 def delete(topic: str, dry_run: bool, yes: bool) -> None:
     """Delete a topic with all its records and groups."""
     with Topic.open(topic, mode="r") as opened:
         size = sum(each.high_watermark - each.log_start_offset for each in opened.partitions)
-        what = f"{topic}: {sized(size)} in {len(opened.partitions)} partitions, groups: " + (
-            ", ".join(opened.groups()) or "none"
-        )
+        groups = ", ".join(opened.groups()) or "none"
+        what = f"{topic}: {sized(size)} in {len(opened.partitions)} partitions, groups: {groups}"
     if dry_run:
         note(f"would delete {what}")
         return

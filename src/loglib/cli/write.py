@@ -15,7 +15,7 @@ from ..format.display import sized
 from ..log.topic_file import NAME
 from ..system.files import REAL
 from ..topic import Topic
-from .arguments import DIRECTORY
+from .arguments import DIRECTORY, Parsed
 from .line_times import LineTimes, parse_zone
 from .lines import BOM, LineSource, LongLines, Portion, TooLongLine
 from .output import note
@@ -24,89 +24,73 @@ from .signals import Held
 
 __all__ = ["append"]
 
-_SHOWN_LETTERS = 60  # of what cannot be read, in a message
+BadTimes = Literal["stop", "keep", "skip"]
+
+_SHOWN_LETTERS = 60  # of a time that cannot be read, in a message
 
 
-class _Pattern(click.ParamType[re.Pattern[bytes]]):
-    name = "regex"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> re.Pattern[bytes]:
-        if isinstance(value, re.Pattern):
-            return value
-        try:
-            return re.compile(os.fsencode(value))
-        except re.error as error:
-            self.fail(f"{value!r} is not a regular expression: {error}", param, ctx)
+def _pattern(text: str) -> re.Pattern[bytes]:
+    try:
+        return re.compile(os.fsencode(text))
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
 
 
-class _Zone(click.ParamType[tzinfo]):
-    name = "zone"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tzinfo:
-        if isinstance(value, tzinfo):
-            return value
-        try:
-            return parse_zone(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+_PATTERN = Parsed("regex", _pattern)
 
 
 @click.command()
 @click.argument("topic", type=DIRECTORY)
 @click.argument("files", type=click.Path(exists=True, dir_okay=False, allow_dash=True), nargs=-1)
-@click.option("--create", is_flag=True, help="Make the topic if there is none.")
+@click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
 @click.option("--key", help="The key of all records.")
-@click.option("--key-regex", type=_Pattern(), help="What it finds in a line, or its first group, is the key.")
-@click.option("--timestamp-regex", type=_Pattern(), help="What it finds, or its first group, is the time.")
-@click.option("--timestamp-format", help="How the time is written, as in %d/%b/%Y:%H:%M:%S %z; or s, ms, us, ns since "
-              "1970. By default ISO 8601, or since 1970.")  # fmt: skip
-@click.option("--timezone", "zone", type=_Zone(), help="Of times that name none, as Europe/Prague or +02:00.  "
-              "[default: UTC]")  # fmt: skip
-@click.option("--year", type=click.IntRange(1, 9998), help="Of the first time of each file, if the times name none.")
+@click.option("--key-regex", type=_PATTERN, help="Take the key from each line: the match, or its first group.")
+@click.option("--timestamp-regex", type=_PATTERN, help="Take the time from each line in the same way.")
+@click.option("--timestamp-format", metavar="FORMAT",
+              help="Such as %d/%b/%Y:%H:%M:%S %z; or s, ms, us, ns since 1970.  "
+              "[default: ISO 8601, or since 1970]")
+@click.option("--timezone", "zone", type=Parsed("zone", parse_zone), help="The zone of times that name none, such as "
+              "Europe/Prague or +02:00.  [default: UTC]")
+@click.option("--year", type=click.IntRange(1, 9998), metavar="YEAR", help="The year of the first time of each file, "
+              "if times name none.")
 @click.option("--bad-times", type=click.Choice(["stop", "keep", "skip"]), default="stop", show_default=True,
               help="For times that cannot be read: keep the line, with the time of the line before, or skip it.")
 @click.option("--long-lines", type=click.Choice(["stop", "split", "skip"]), default="stop", show_default=True,
               help="For lines above --max-record-bytes of the topic: split them into several records, or skip them.")
-@click.option("--resume", is_flag=True, help="Go on where the last import of the file with --resume has ended.")
-@click.option("-p", "--partition", type=click.IntRange(0), help="Append to this partition.")
-@click.option("-0", "--null", "nul", is_flag=True, help="Values end with a zero byte, not with a line end.")
+@click.option("--resume", is_flag=True, help="Continue where the last import of the file with --resume ended.")
+@click.option("-p", "--partition", type=click.IntRange(0), metavar="P", help="Append to this partition.")
+@click.option("-0", "--null", "nul", is_flag=True, help="Values end with a zero byte instead of a line end.")
 @click.option("--sync", is_flag=True, help="Flush after each portion that is read.")
-def append(topic: str, files: tuple[str, ...], create: bool, **how: Any) -> None:
+def append(
+    topic: str, files: tuple[str, ...], create: bool, key: str | None, key_regex: re.Pattern[bytes] | None,
+    timestamp_regex: re.Pattern[bytes] | None, timestamp_format: str | None, zone: tzinfo | None, year: int | None,
+    bad_times: BadTimes, resume: bool, **how: Any,
+) -> None:  # fmt: skip
     """Append each line of the files, or of standard input, as a record.
 
-    Lines come as they are read: a pipe that is slow is followed, and a signal loses nothing that was read. A line in
-    which --timestamp-regex finds no time gets the time of the line before, or the present time.
+    Lines are appended when they are read, so a slow pipe is followed, and a signal loses no line that was read. A line
+    without a match of --timestamp-regex gets the time of the line before, or the present time.
     """
     if not create and not REAL.exists(os.path.join(topic, NAME)):
-        raise click.UsageError(f"{topic}: no topic here; --create makes one")
-    if how["key"] is not None and how["key_regex"] is not None:
+        raise click.UsageError(f"{topic}: no topic here; --create creates one")
+    if key is not None and key_regex is not None:
         raise click.UsageError("give --key or --key-regex, not both")
-    if how["resume"] and not (files and "-" not in files):
-        raise click.UsageError("--resume is for files: what was read from a pipe is gone")
-    columns = _Columns(
-        how["key"], how["key_regex"], how["timestamp_regex"], _times(how), bad_times=how["bad_times"]
-    )  # fmt: skip
+    if resume and not (files and "-" not in files):
+        raise click.UsageError("--resume is for files: a pipe cannot be read again")
+    if timestamp_regex is None and any(each is not None for each in (timestamp_format, zone, year)):
+        raise click.UsageError("--timestamp-format, --timezone and --year need --timestamp-regex, which finds times")
+    try:
+        times = LineTimes(timestamp_format, zone, year, now=lambda: datetime.now(UTC))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    columns = _Columns(key, key_regex, timestamp_regex, times, bad_times=bad_times)
     with Topic.open(topic, create=create, shared=True) as opened, Held() as held:
-        importing = _Import(opened, columns, held, **_chosen(how, "partition", "nul", "sync", "resume", "long_lines"))
+        importing = _Import(opened, columns, held, resume=resume, **how)
         for name in files or ("-",):
             importing.append(name)
         opened.flush()
-        importing.tell()
-    held.raise_noted()
-
-
-def _times(how: dict[str, Any]) -> LineTimes:
-    given = [name for name in ("timestamp_format", "zone", "year") if how[name] is not None]
-    if given and how["timestamp_regex"] is None:
-        raise click.UsageError("the form, zone and year of times need --timestamp-regex, which finds them")
-    try:
-        return LineTimes(how["timestamp_format"], how["zone"], how["year"], now=lambda: datetime.now(UTC))
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _chosen(how: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: how[name] for name in names}
+        importing.report()
+    held.raise_recorded()
 
 
 class _BadTime(NamedTuple):
@@ -117,7 +101,7 @@ class _BadTime(NamedTuple):
 
 
 class _StoppedError(LogError):
-    """A line cannot be appended as it is, and the options say to stop there."""
+    """A line cannot be appended, and the options say to stop there."""
 
 
 class _Columns:
@@ -125,16 +109,16 @@ class _Columns:
 
     def __init__(
         self, key: str | None, key_regex: re.Pattern[bytes] | None, time_regex: re.Pattern[bytes] | None,
-        times: LineTimes, *, bad_times: Literal["stop", "keep", "skip"],
+        times: LineTimes, *, bad_times: BadTimes,
     ) -> None:  # fmt: skip
         self.times, self.bad_times = times, bad_times
         self._key = None if key is None else os.fsencode(key)
         self._key_regex, self._time_regex = key_regex, time_regex
-        self.without_time = 0  # lines that have the present time, because none was found before
+        self.without_time = 0  # lines that got the present time, because none was found before
         self.begin()
 
     def begin(self, year: int | None = None) -> None:
-        """Another file begins."""
+        """Begin another file, whose first time is of this year."""
         self.times.begin(year)
         self._time: datetime | None = None  # of the line before
 
@@ -151,7 +135,7 @@ class _Columns:
         return self._key_regex is not None or self._time_regex is not None
 
     def line_limit(self, record_bytes: int) -> int:
-        """How long a line may be, so that it is a record together with its key."""
+        """The largest size of a line, so that it fits into a record together with its key."""
         if self._key_regex is not None:
             return max(1, record_bytes // 2)
         return max(1, record_bytes - len(self._key or b""))
@@ -161,7 +145,8 @@ class _Columns:
     ) -> tuple[Portion, dict[str, Any], list[_BadTime]]:
         """The lines to append, their keys and times, and the times that cannot be read.
 
-        With "stop" the lines end before the first such time. `is_in` says that a line is in the topic already.
+        With "stop" the lines end before the first such time. `is_in` returns True if the line that ends at a place,
+        with this key, is in the topic already.
         """
         lines, bad = portion.lines, list[_BadTime]()
         if portion.start == 0 and lines[0].startswith(BOM):
@@ -193,7 +178,7 @@ class _Columns:
         return portion, found | {"timestamps": times}, bad
 
     def _read(self, pattern: re.Pattern[bytes], line: bytes) -> str | None:
-        """Read the time of a line, if it has one; returns why it cannot be read."""
+        """Read the time of a line, if it has one. Return the reason if it cannot be read."""
         if (found := _found(pattern, line)) is None:
             return None
         text = found.decode(errors="replace")
@@ -201,11 +186,11 @@ class _Columns:
             self._time = self.times.parse(text)
         except ValueError as error:
             shown = text if len(text) <= _SHOWN_LETTERS else text[:_SHOWN_LETTERS] + "..."
-            return f"--timestamp-regex found {shown!r}, which is no time: {error}"
+            return f"--timestamp-regex found {shown!r}, which is not a time: {error}"
         return None
 
     def texts(self, portions: Iterator[Portion]) -> Iterator[str]:
-        """The times in lines, as they are written."""
+        """The texts of the times in the lines."""
         assert self._time_regex is not None
         for portion in portions:
             for line in portion.lines:
@@ -214,7 +199,7 @@ class _Columns:
 
 
 class _Import:
-    """Appends files to a topic, and counts what it does."""
+    """Appends files to a topic, and counts lines."""
 
     def __init__(
         self, topic: Topic, columns: _Columns, held: Held, *, partition: int | None, nul: bool, sync: bool,
@@ -225,7 +210,7 @@ class _Import:
         self._end = b"\0" if nul else b"\n"
         self._limit_bytes = columns.line_limit(topic.config.max_record_bytes)
         self._records = self._bytes = self._bad = self._skipped = 0
-        self._first_bad = ""
+        self._first_bad = ""  # the place and reason of the first bad time
 
     def append(self, name: str) -> None:
         """Append the lines of one file; `-` is standard input."""
@@ -247,30 +232,30 @@ class _Import:
             except _StoppedError:
                 raise
             except TooLongLine as error:
-                self._stop(source, start, error.number, f"{error}; --long-lines split or skip goes on")
+                self._stop(source, start, error.number, f"{error}; use --long-lines split or skip to continue")
             except (LogError, OSError):
                 if self._records > before:
-                    note(f"{source.name}: {self._records - before:,} lines of it were appended before this error:")
+                    note(f"{source.name}: {self._records - before:,} of its lines were appended before this error:")
                 raise
             self._skipped += source.skipped
             if source.has_open_end:
                 note(f"{source.name}: the last line has no end yet; it is left for the next --resume")
 
     def _place(self, source: LineSource) -> Resume:
-        """How far the file is in the topic."""
+        """Find the place up to which the file is in the topic, and print it."""
         if not source.is_file:
-            raise click.UsageError(f"{source.name} is not a file that can be read again, which --resume needs")
+            raise click.UsageError(f"{source.name} is not a regular file, which --resume needs")
         resume = Resume(self._topic, source, partition=self._partition, has_keys=self._columns.has_keys)
         if resume.is_other_file and not resume.end:
-            note(f"{source.name} is not the file that was imported from this path before (rotated, or written anew?)")
+            note(f"{source.name} is not the file that was imported from this path before; was it rotated or rewritten?")
         if resume.has_fewer:
             note(f"{source.name}: its keys choose among the partitions that the topic had when the import began")
-        where = f"goes on at byte {resume.end:,}" if resume.end else "begins at its first line"
+        where = f"continues at byte {resume.end:,}" if resume.end else "begins at its first line"
         note(f"{source.name}: {where}")
         return resume
 
     def _first_year(self, source: LineSource) -> int | None:
-        """The year of the first time in a file, if its times name none."""
+        """The year of the first time in a file whose times name no year."""
         if not (self._columns.has_times and self._columns.times.needs_year and source.is_file):
             return None
         texts = self._columns.texts(source.portions(long_lines="skip"))
@@ -291,13 +276,13 @@ class _Import:
         if bad:
             number = portion.number + bad[0].at
             if self._columns.bad_times == "stop":
-                self._stop(source, start, number, f"{bad[0].why}; --bad-times keep or skip goes on")
+                self._stop(source, start, number, f"{bad[0].why}; use --bad-times keep or skip to continue")
             if not self._bad:
                 self._first_bad = f"{source.name}, line {source.line_number(start, number):,}: {bad[0].why}"
             self._bad += len(bad)
 
     def _stop(self, source: LineSource, start: int, number: int, why: str) -> NoReturn:
-        """End with an error that names the line, and says how many are in and how to go on."""
+        """Raise an error that names the line, the number of appended lines, and the way to continue."""
         number = source.line_number(start, number)
         message = f"{source.name}, line {number:,}: {why}"
         if not self._records:
@@ -308,8 +293,8 @@ class _Import:
             message += f"; `tail -n +{number} {source.name} | loglib append ...` appends the rest"
         raise _StoppedError(message)
 
-    def tell(self) -> None:
-        """Say what was done, and what was not as it should be."""
+    def report(self) -> None:
+        """Print what was done, and what was assumed, skipped or changed."""
         note(f"appended {self._records:,} records, {sized(self._bytes)}")
         for assumed in self._columns.times.assumed():
             note(assumed)
@@ -319,11 +304,11 @@ class _Import:
         if self._skipped:
             note(f"{self._skipped:,} lines of more than {self._limit_bytes:,} bytes were skipped")
         if self._columns.without_time:
-            note(f"{self._columns.without_time:,} lines have the present time, since none was found before")
+            note(f"{self._columns.without_time:,} lines got the present time, since none was found before them")
 
 
 def _not_in(_end: int, _key: bytes | None) -> bool:
-    """Of a file that nobody resumes, no line is in."""
+    """False: an import without --resume appends each line."""
     return False
 
 

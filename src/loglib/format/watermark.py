@@ -262,7 +262,7 @@ def _leads_to(files: Files, path: str, identity: tuple[int, int]) -> bool:
     return (facts.st_dev, facts.st_ino) == identity
 
 
-def newest(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> Mark | None:
+def newest(raw: bytes, salt: int, path: str = NAME) -> Mark | None:
     """The valid slot with the higher sequence in the bytes of a watermark file.
 
     Raises `UnsupportedFormatError` if a whole slot has a newer version, and `CorruptLogError` if a whole slot
@@ -272,7 +272,7 @@ def newest(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> Mark |
     return max(marks, default=None)
 
 
-def broken_slots(raw: bytes, salt: int, path: str | os.PathLike[str] = NAME) -> list[int]:
+def broken_slots(raw: bytes, salt: int, path: str = NAME) -> list[int]:
     """The positions of the slots that are not whole in the bytes of a watermark file."""
     return [at for at in (0, SECOND_SLOT) if _decode(raw, at, salt, path) is None]
 
@@ -288,7 +288,7 @@ def _encode(mark: Mark, salt: int) -> bytes:
     return b"".join((_START, crc32c(facts, crc32c(_START, salt)).to_bytes(4, "little"), facts))
 
 
-def _decode(raw: bytes, at: int, salt: int, path: str | os.PathLike[str]) -> Mark | None:
+def _decode(raw: bytes, at: int, salt: int, path: str) -> Mark | None:
     slot = raw[at : at + SLOT_BYTES]
     if len(slot) < SLOT_BYTES or slot[:3] != MAGIC:
         return None

@@ -1,5 +1,6 @@
-"""Lines of an application in a topic: `LogHandler`, a handler for the standard library's `logging`."""
+"""Log lines of an application in a topic: `LogHandler` for the standard library's `logging`."""
 
-from .handler import JsonFormatter, LogHandler
+from .handler import LogHandler
+from .json_formatter import JsonFormatter
 
 __all__ = ["JsonFormatter", "LogHandler"]

@@ -7,11 +7,11 @@
     messaging.client.sent.messages         records that this process has made visible
     messaging.client.consumed.messages     records that members in this process have handed out
     messaging.client.operation.duration    histogram of flushes in seconds; the operation is "flush"
-    loglib.*                               what the conventions do not name: sizes, segments, lag
+    loglib.*                               figures without a name in the conventions: sizes, segments, lag
 
 Source of the names: OpenTelemetry, semantic conventions for messaging client metrics (status: development).
 
-Invariant: an export sees all figures of one moment. See `sources` for topics that have none.
+Invariant: an export gets all figures of one moment. `sources` omits topics that have none.
 """
 
 from __future__ import annotations
@@ -43,12 +43,9 @@ _GAUGES = (
 
 
 def instrument(
-    topics: Iterable[Topic],
-    groups: Iterable[Group | TopicsGroup] = (),
-    *,
-    meter_provider: MeterProvider | None = None,
+    topics: Iterable[Topic], groups: Iterable[Group | TopicsGroup] = (), *, meter_provider: MeterProvider | None = None
 ) -> None:
-    """Report these topics, and the members of groups in this process, to a meter provider; by default the global one.
+    """Report these topics, and these members of groups, to a meter provider; by default the global one.
 
     The lag of all groups that are kept with the topics needs no member.
     """
@@ -81,29 +78,25 @@ def _record(duration: Histogram, topic: str, seconds: float) -> None:
 
 
 def _sent(sources: Sources) -> Iterator[Observation]:
-    for one in sources.stats():
-        for each in one.partitions:
-            yield Observation(each.appended_records, _place(one.topic, each.partition) | {_OPERATION: "append"})
+    for topic, each in sources.partitions():
+        yield Observation(each.appended_records, _place(topic, each.partition) | {_OPERATION: "append"})
 
 
 def _consumed(sources: Sources) -> Iterator[Observation]:
     for group, each, count in sources.handed_out():
-        yield Observation(count, _place(each.topic, each.partition) | {_GROUP: group, _OPERATION: "follow"})
+        yield Observation(count, _place(*each) | {_GROUP: group, _OPERATION: "follow"})
 
 
 def _of_partitions(field: str, sources: Sources) -> Iterator[Observation]:
-    for one in sources.stats():
-        for each in one.partitions:
-            value = getattr(each, field)
-            if value is not None:
-                yield Observation(value, _place(one.topic, each.partition))
+    for topic, each in sources.partitions():
+        value = getattr(each, field)
+        if value is not None:
+            yield Observation(value, _place(topic, each.partition))
 
 
 def _lag(field: str, sources: Sources) -> Iterator[Observation]:
-    for one in sources.stats():
-        for group, partitions in one.lag.items():
-            for partition, lag in partitions.items():
-                yield Observation(getattr(lag, field), _place(one.topic, partition) | {_GROUP: group})
+    for group, each, lag in sources.lags():
+        yield Observation(getattr(lag, field), _place(*each) | {_GROUP: group})
 
 
 def _place(topic: str, partition: int) -> dict[str, str]:

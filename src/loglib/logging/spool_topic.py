@@ -1,0 +1,199 @@
+"""SpoolTopic: the topic of a spool, and the records of a portion that are in it after an error.
+
+Invariant: after an error each record of a portion is either in the topic, or returned by `missing`. Errors of loglib
+name each record that is lost or in doubt; those in doubt are looked up after their partition was recovered.
+
+Several processes may have spools on one topic, also more than it has partitions. Each takes a partition that is free. A
+process that finds none leaves the file `waiting` in the topic's directory. The others then give their partition back
+after each portion.
+
+Threads: belongs to the thread that writes.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import time
+from _thread import start_new_thread
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..config.policies import Policies
+from ..errors import (
+    InvalidOffsetError,
+    LockedError,
+    LogClosedError,
+    LogError,
+    LogMovedError,
+    OffsetOutOfRangeError,
+    OffsetRange,
+)
+from ..log.topic_file import NAME
+from ..system.files import Files
+from ..system.not_copyable import NotCopyable
+from ..system.process import try_each
+from ..topic import Topic, open_topic
+
+__all__ = ["WAITING", "Item", "SpoolTopic"]
+
+logger = logging.getLogger("loglib")
+
+WAITING = "waiting"
+_STALE_S = 10.0  # a process that waits renews its file more often
+
+
+class Item(NamedTuple):
+    """A record on its way to the topic."""
+
+    value: bytes
+    timestamp_us: int
+
+
+class SpoolTopic(NotCopyable):
+    """A topic that is open while a spool needs it."""
+
+    def __init__(self, files: Files, path: str, partitions: int | None, policies: Policies) -> None:
+        """`partitions` and the policies are for a topic that does not exist yet."""
+        self._files = files
+        self._path = path
+        self._partitions = partitions
+        self._policies = policies
+        self._waiting = os.path.join(path, WAITING)
+        self._topic: Topic | None = None
+        self._waits = False  # True if this process has left the file `waiting`
+        self._has_failed = False  # since the last portion that was written
+
+    @property
+    def is_open(self) -> bool:
+        """True if this process may have a partition."""
+        return self._topic is not None
+
+    def opened(self) -> Topic:
+        """Open the topic, if it is not open."""
+        if self._topic is None:
+            # If threads were patched to be greenlets after the import, a thread of the topic would be a greenlet that
+            # waits for this thread.
+            is_as_imported = _thread.start_new_thread is start_new_thread
+            given: dict[str, Any] = {"shared": True, "files": self._files, "background": is_as_imported}
+            if not self._files.exists(os.path.join(self._path, NAME)):
+                given |= {"partitions": self._partitions, **self._policies}
+            try:
+                self._topic = open_topic(self._path, **given)
+            except RuntimeError:  # no thread can be started; the spool flushes by itself
+                self._topic = open_topic(self._path, **given | {"background": False})
+        return self._topic
+
+    def give_back(self) -> list[Exception]:
+        """Close the topic, which releases its partition. Return the error of closing, if there is one."""
+        topic, self._topic = self._topic, None
+        return [] if topic is None else [error for _, error in try_each([topic], Topic.close)]
+
+    # --- other processes ------------------------------------------------------------------------------
+
+    def _ask_for_a_partition(self) -> None:
+        """Leave the file that lets other processes know that this one waits, or renew it."""
+        self._waits = True
+        with suppress(OSError):
+            with suppress(FileNotFoundError):
+                self._files.unlink(self._waiting)
+            self._files.close(self._files.create(self._waiting, 0o600))
+
+    def is_awaited(self) -> bool:
+        """True if another process waits for a partition. A file that is no longer renewed is removed."""
+        try:
+            age = time.time() - self._files.facts(self._waiting).st_mtime
+        except OSError:
+            return False
+        if abs(age) > _STALE_S:
+            with suppress(OSError):
+                self._files.unlink(self._waiting)
+            return False
+        return True
+
+    def end_portion(self) -> None:
+        """A portion was written: end the waiting of this process, or give the partition to another one that waits."""
+        self._has_failed = False
+        if self._waits:
+            self._waits = False
+            with suppress(OSError):
+                self._files.unlink(self._waiting)
+        elif self.is_awaited():
+            self.give_back()
+
+    # --- errors ---------------------------------------------------------------------------------------
+
+    def missing(
+        self, error: BaseException, portion: list[Item], appended: list[OffsetRange], nap: Callable[[], bool]
+    ) -> list[Item]:
+        """The records of a portion that are not in the topic after this error. Closes the topic.
+
+        `appended` is the result of `append_many`, or empty if that has failed. `nap` sleeps a moment, and returns False
+        if the writer must give up.
+        """
+        errors = [error, *self.give_back()]
+        if isinstance(error, LockedError):
+            self._ask_for_a_partition()
+        elif not self._has_failed and not isinstance(error, LogClosedError):
+            self._has_failed = True  # one warning until a portion can be written again
+            logger.warning("%s: %d records wait in memory: %s", self._path, len(portion), error)
+        if isinstance(error, LogMovedError):  # the next topic in this path shall have them
+            return portion
+        return self._not_written(portion, appended or getattr(error, "appended", ()), errors, nap)
+
+    def _not_written(
+        self, portion: list[Item], appended: Iterable[OffsetRange], errors: Sequence[BaseException],
+        nap: Callable[[], bool],
+    ) -> list[Item]:  # fmt: skip
+        """The records that are not in the topic after these errors, in their order.
+
+        The topic is closed, so a record that was appended, and that no error names, is in the topic.
+        """
+        not_appended = set(getattr(errors[0], "not_appended", ()))
+        places = [(each.partition, offset) for each in appended for offset in each.offsets]
+        placed = [index for index in range(len(portion)) if index not in not_appended] if places else []
+        lost = _places(errors, "lost")
+        doubtful = _places(errors, "in_doubt")
+        found = self._records_at(doubtful, nap) if doubtful else {}
+        written = {
+            index
+            for index, place in zip(placed, places, strict=True)
+            if place not in lost and (place not in doubtful or found.get(place) == portion[index])
+        }
+        return [item for index, item in enumerate(portion) if index not in written]
+
+    def _records_at(self, places: set[tuple[int, int]], nap: Callable[[], bool]) -> dict[tuple[int, int], Item]:
+        """The records that are at these places now, after their partitions were recovered.
+
+        Another process may have recovered a partition and written it since. Its records have other times.
+        """
+        found: dict[tuple[int, int], Item] = {}
+        for number in sorted({partition for partition, _ in places}):
+            while not self._recovered(number):
+                if not nap():
+                    return found
+            first = min(offset for partition, offset in places if partition == number)
+            partition = self.opened().partition(number)
+            with suppress(OffsetOutOfRangeError, InvalidOffsetError):  # then none of them is there
+                for record in partition.read(first):
+                    found[number, record.offset] = Item(record.value or b"", record.timestamp)
+        return found
+
+    def _recovered(self, number: int) -> bool:
+        """Take a partition, which recovers it, and seal the segment that could not be written. False if that fails."""
+        try:
+            self.opened().partition(number).roll()
+        except (LogError, OSError) as error:
+            self.give_back()
+            if isinstance(error, LockedError):
+                self._ask_for_a_partition()
+            return False
+        return True
+
+
+def _places(errors: Iterable[BaseException], name: str) -> set[tuple[int, int]]:
+    """The places that errors name as "lost" or "in_doubt"."""
+    ranges = [each for error in errors for each in getattr(error, name, ())]
+    return {(each.partition, offset) for each in ranges for offset in each.offsets}
