@@ -1,4 +1,4 @@
-"""Who may do what to a copy: one table, in the code, in docs/mirrors.md, and tried here cell by cell."""
+"""Who may do what to a copy: one table, in the code, in docs/copies.md, and tried here cell by cell."""
 
 from __future__ import annotations
 

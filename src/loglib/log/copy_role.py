@@ -2,7 +2,7 @@
 
 Invariant: a directory without the file is a topic of its own, a *leader*. Only a leader is opened for writing. So the
 bytes of a copy are those of its source until it is promoted. `ACTIONS` says who may do what; each function that writes
-asks `check` first, so a refused call changes no file. The same table stands in docs/mirrors.md.
+asks `check` first, so a refused call changes no file. The same table stands in docs/copies.md.
 
     {"format": 1, "role": "snapshot", "log_id": "<32 digits>", "id": "<16 digits>", "of": "<path>", "time": <us>,
      "crc": "<8 digits>"}
