@@ -97,9 +97,9 @@ def run_case(system: System, case: Case, messages: int, parent: Path) -> list[Ro
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The experiment of the Kafka paper of 2011, repeated.")
-    parser.add_argument("--messages", type=int, default=MESSAGES, help="so many for loglib; slower systems get a share")
+    parser.add_argument("--messages", type=int, default=MESSAGES, help="messages of loglib; slower systems get a share")
     parser.add_argument("--only", metavar="NAMES", help="the systems to run, with commas: loglib,redis")
-    parser.add_argument("--write", action="store_true", help="write the tables in docs/guarantees.md, and its two charts")
+    parser.add_argument("--write", action="store_true", help="write the tables in docs/guarantees.md, and two charts")
     parser.add_argument("--dir", type=Path, help="where to put the files; must be on a disk")
     arguments = parser.parse_args()
     if arguments.messages < 1:

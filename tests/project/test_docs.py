@@ -58,8 +58,9 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path) -> None:
     check_runs(page, tmp_path, spark=False)
 
 
-def test_readme_shows_what_its_program_prints(tmp_path: Path) -> None:
-    page = (ROOT / "README.md").read_text("utf-8")
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_page_shows_what_its_program_prints(name: str, tmp_path: Path) -> None:
+    page = (ROOT / name).read_text("utf-8")
     script = tmp_path / "program.py"
     script.write_text(program(page, spark=False), "utf-8")
     command = [sys.executable, "-W", "error", script.name]
