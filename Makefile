@@ -7,9 +7,9 @@
 #   make proof-sample  a fixed part of the proof, with something of each goal: about fifteen minutes
 #   make proof    the proof of reliability, with its table, the coverage, and the tests that take long: about
 #                 an hour; LOGLIB_SOAK=20 make proof goes on for hours
-#   make bench    the benchmarks; writes bench/RESULTS.md
+#   make bench    the benchmarks; writes bench/RESULTS.md and the chart of the landing page
 #   make bench-spark   those of the connector for Spark, about ten minutes; writes the last section of that file
-#   make paper    the experiment of the Kafka paper, beside other systems; writes docs/paper.md and its charts
+#   make paper    the experiment of the Kafka paper, beside other systems; writes the appendix of docs/guarantees.md and its charts
 #   make docs     the documentation as a site, in site/; needs no network
 #   make spark-archive   one file with all that the executors of a Spark cluster need, in dist/
 #   make clean    remove the environment and what the tools left
@@ -117,6 +117,7 @@ proof: venv tools java
 
 bench: venv
 	@$(VENV_PYTHON) bench/run.py --write
+	@$(VENV_PYTHON) scripts/speed_chart.py
 
 bench-spark: venv java
 	@JAVA_HOME="$$(scripts/java-home.sh)" $(VENV_PYTHON) bench/spark.py --write

@@ -97,9 +97,9 @@ def run_case(system: System, case: Case, messages: int, parent: Path) -> list[Ro
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The experiment of the Kafka paper of 2011, repeated.")
-    parser.add_argument("--messages", type=int, default=MESSAGES, help="so many for loglib; slower systems get a share")
+    parser.add_argument("--messages", type=int, default=MESSAGES, help="messages of loglib; slower systems get a share")
     parser.add_argument("--only", metavar="NAMES", help="the systems to run, with commas: loglib,redis")
-    parser.add_argument("--write", action="store_true", help="write the tables of docs/paper.md, and its two charts")
+    parser.add_argument("--write", action="store_true", help="write the tables in docs/guarantees.md, and two charts")
     parser.add_argument("--dir", type=Path, help="where to put the files; must be on a disk")
     arguments = parser.parse_args()
     if arguments.messages < 1:
@@ -156,7 +156,7 @@ def _write(rows: list[Row], facts: dict[str, str], left_out: list[str]) -> None:
     """Write the measured part of the page, and the charts."""
     from paper_charts import draw
 
-    page = _DOCS / "paper.md"
+    page = _DOCS / "guarantees.md"
     draw(rows, _DOCS / "images")
     page.write_text(with_section(page.read_text(), section(rows, facts, left_out)))
 

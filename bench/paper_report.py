@@ -1,4 +1,4 @@
-"""Paper report: the tables of docs/paper.md.
+"""Paper report: the tables of docs/guarantees.md.
 
 Invariant: what was measured stands between two marks in the page; the rest of the page is written by hand, and stays.
 """
@@ -59,7 +59,7 @@ def tables(rows: list[Row]) -> str:
     """A table of the producers and one of the consumers."""
     return (
         f"**Producers.** Batches of 1 and 50, and a stream with {WINDOW:,} messages on their way.\n\n{_producers(rows)}"
-        f"\n\n**Consumers.** {PREFETCH:,} messages at once where a system has to be told.\n\n{_consumers(rows)}"
+        f"\n\n**Consumers.** A prefetch of {PREFETCH:,} messages where a system has one.\n\n{_consumers(rows)}"
     )
 
 

@@ -112,7 +112,7 @@ def run(directory: Path, *, seconds: float, cuts: int, seed: int) -> None:
         running.callback(writer.kill)
         assert writer.process.stdin is not None and writer.process.stdout is not None
         writer.process.stdout.readline()
-        # Nobody else is in this network. In another one, both ends would have a key (docs/mirrors.md).
+        # Nobody else is in this network. In another one, both ends would have a key (docs/copies.md).
         serve = [*loglib, "serve", str(source), "--listen", f"10.77.0.1:{PORT}", "--open", "--timeout", "2s"]
         connect = ["--connect", f"10.77.0.1:{PORT}", "--open"]
         receive = [*loglib, "receive", str(copy), *connect, "--follow", "--timeout", "2s"]

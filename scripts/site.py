@@ -1,7 +1,8 @@
-"""Hooks of mkdocs: pages that stand outside docs/, the reference of the classes, and links that work in the site.
+"""Hooks of mkdocs: pages from files outside docs/, the reference of the classes, and links that work in the site.
 
 The Markdown files are written for a checkout, where links lead from file to file. Here the files beside docs/ become
-pages, links to them are mended, and links to files that are no pages become plain text.
+pages, links to them are mended, and links to files that are no pages become plain text. The search ranks guides above
+decisions and records.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 # Files outside docs/, and the pages that they become.
 PAGES = {
-    "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -24,6 +24,10 @@ PAGES = {
     "tests/reliability/README.md": "proof.md",
     "docs/README.md": "decisions.md",
 }
+ALIASES = {"README.md": "index.md"}  # the landing page says the same
+DECISIONS = "\n## Decisions\n"  # the part of docs/README.md that the navigation does not have
+CHART = "images/speed.svg"  # within the page, so that its text has the colour of the page
+LOW_IN_SEARCH = {"decisions": 0.1, "changelog.md": 0.2, "results.md": 0.3, "contributing.md": 0.3, "proof.md": 0.5}
 API = """# Classes and functions
 
 What a call takes, gives and raises. [Every public name](reference.md) has them all in one line each.
@@ -46,10 +50,16 @@ CODE = re.compile(r"(^```.*?^```|`[^`\n]+`(?!\]))", re.MULTILINE | re.DOTALL)
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that stand outside docs/."""
     for source, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
+        files.append(File.generated(config, page, content=_content(source)))
     blocks = "\n".join(f"::: {name}\n" for name in API_NAMES)
     files.append(File.generated(config, "api.md", content=API + blocks))
     return files
+
+
+def _content(source: str) -> str:
+    """The text of a page from outside docs/."""
+    text = (ROOT / source).read_text("utf-8")
+    return f"# Decisions\n{text.split(DECISIONS)[1]}" if source == "docs/README.md" else text
 
 
 def _title(path: Path) -> str:
@@ -60,6 +70,9 @@ def _title(path: Path) -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Mend the links of a page."""
     here = page.file.src_uri
+    for name, boost in LOW_IN_SEARCH.items():
+        if here.startswith(name):
+            page.meta["search"] = {"boost": boost}
     source = next((path for path, name in PAGES.items() if name == here), f"docs/{here}")
 
     def mended(link: re.Match[str]) -> str:
@@ -68,9 +81,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if not path or "://" in path or target.startswith("mailto:"):
             return link[0]
         found = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-        uri = PAGES.get(found) or (found.removeprefix("docs/") if found.startswith("docs/") else None)
+        inside = found.removeprefix("docs/") if found.startswith("docs/") else None
+        uri = PAGES.get(found) or ALIASES.get(found) or inside
         if uri is None or not (found in PAGES or (ROOT / found).is_file()):
             return text
+        if image and uri == CHART:
+            return f'<div class="chart">{(ROOT / found).read_text("utf-8").replace(chr(10), "")}</div>'
         if text.strip("`").endswith(".md"):
             text = _title(ROOT / found)
         relative = posixpath.relpath(uri, posixpath.dirname(here) or ".")

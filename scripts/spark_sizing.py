@@ -1,4 +1,4 @@
-"""The arithmetic of docs/spark-many-hosts.md, and a simulation that checks it with a thousand partitions.
+"""The arithmetic of docs/spark.md, and a simulation that checks it with a thousand partitions.
 
 Usage: spark_sizing.py   prints the table of the page
 

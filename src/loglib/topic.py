@@ -242,7 +242,7 @@ class Topic(Shown, Columnar, TopicWithGroups):
           gap, hands out what one of them has, if this log names these bytes; see `Reader.healed`. A donor that cannot
           be read is passed over.
 
-        With `replicas` the topic is written in several directories at once; docs/replicas.md has the whole.
+        With `replicas` the topic is written in several directories at once; docs/copies.md has the whole.
 
         - `replicas`: list of the other directories, all of them each time. New ones must be empty.
         - `acks`: how many directories must have a record on their disk before it is acknowledged and readers see it:

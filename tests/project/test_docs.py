@@ -58,6 +58,23 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path) -> None:
     check_runs(page, tmp_path, spark=False)
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_page_shows_what_its_program_prints(name: str, tmp_path: Path) -> None:
+    page = (ROOT / name).read_text("utf-8")
+    script = tmp_path / "program.py"
+    script.write_text(program(page, spark=False), "utf-8")
+    command = [sys.executable, "-W", "error", script.name]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    shown = page.split("It prints:\n\n")[1].split("\n\n")[0]
+    assert ran.stdout.splitlines() == textwrap.dedent(shown).splitlines()
+
+
+def test_readme_is_short_and_begins_with_a_command() -> None:
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert len(lines) <= 150
+    assert lines[2].startswith("    pip install ")
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages(spark=True))
@@ -90,7 +107,7 @@ def test_tests_and_files_that_the_pages_name_exist() -> None:
 
 
 def test_page_of_public_names_is_up_to_date_and_describes_each() -> None:
-    """`python scripts/reference.py` writes it anew."""
+    """`python scripts/reference.py` writes it again."""
     script = run_path(str(ROOT / "scripts" / "reference.py"))
     page = script["PAGE"].read_text("utf-8")
     assert page == script["reference"](), "run scripts/reference.py"

@@ -17,7 +17,7 @@ from paper_charts import curve, draw  # noqa: E402
 from paper_report import Row, section, with_section  # noqa: E402
 from paper_roles import Measured, Work, consume, expected_checksum, produce  # noqa: E402
 
-PAGE = BENCH.parent / "docs" / "paper.md"
+PAGE = BENCH.parent / "docs" / "guarantees.md"
 
 
 def paper(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

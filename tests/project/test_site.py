@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds, every page is in it, and every link of it leads somewhere."""
+"""The documentation as a site: it builds, every page is in it, every link leads somewhere, and its chart is true."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from runpy import run_path
 from urllib.parse import unquote
 
 import pytest
@@ -44,3 +45,12 @@ def test_site_has_every_page_and_no_dead_link(tmp_path: Path) -> None:
                 dead.append(f"{page}: {link}")
     assert dead == []
     assert not [each for each in outside if "fonts.g" in each or "unpkg" in each], "it needs no network"
+    assert (tmp_path / "search" / "search_index.js").exists(), "the search works from disk"
+    assert '<svg xmlns="http://www.w3.org/2000/svg" class="speed"' in pages[Path("index.html")]
+
+
+def test_chart_of_the_landing_page_has_the_figures_of_the_benchmarks() -> None:
+    script = run_path(str(ROOT / "scripts" / "speed_chart.py"))
+    chart = script["CHART"].read_text("utf-8")
+    assert chart == script["chart"](script["RESULTS"].read_text("utf-8")), "run scripts/speed_chart.py"
+    assert chart.count('class="ours"') == len(script["CASES"])

@@ -1,4 +1,4 @@
-"""The arithmetic of docs/spark-many-hosts.md against a simulation of each task."""
+"""The arithmetic of docs/spark.md against a simulation of each task."""
 
 import importlib.util
 import sys
@@ -21,7 +21,7 @@ def sizing() -> ModuleType:
 
 
 def test_table_of_the_page_is_what_the_simulation_prints(sizing: ModuleType) -> None:
-    page = (SOURCE.parent / "docs" / "spark-many-hosts.md").read_text("utf-8")
+    page = (SOURCE.parent / "docs" / "spark.md").read_text("utf-8")
     assert sizing.table() in page
     example = sizing.EXAMPLE
     assert f"`maxBytesPerTrigger` is {example.trigger_bytes / 2**30:.0f}g" in page

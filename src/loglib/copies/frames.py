@@ -18,7 +18,7 @@ Each frame begins with the header of a transfer frame (append/transfer.py). The 
     9 NONCE    both    random bytes, to be answered by a PROOF                  0                 0
     10 PROOF   both    proof that this end has the shared key (credentials.py)  0                 0
 
-docs/mirror-stream.md has the requests and answers. `salt` is that of the log, so a frame of another log is refused.
+docs/format.md has the requests and answers. `salt` is that of the log, so a frame of another log is refused.
 
 Threads: `wake` from any thread; the rest from one.
 """

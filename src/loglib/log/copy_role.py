@@ -2,7 +2,7 @@
 
 Invariant: a directory without the file is a topic of its own, a *leader*. Only a leader is opened for writing. So the
 bytes of a copy are those of its source until it is promoted. `ACTIONS` has the roles that allow each action. Each
-function that writes calls `check` first, so a refused call changes no file. docs/mirrors.md has the same table.
+function that writes calls `check` first, so a refused call changes no file. docs/copies.md has the same table.
 
     {"format": 1, "role": "snapshot", "log_id": "<32 digits>", "id": "<16 digits>", "of": "<path>", "time": <us>,
      "crc": "<8 digits>"}

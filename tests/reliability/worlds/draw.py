@@ -40,7 +40,7 @@ NEEDS = {
     "tx_moved": {"tx"},
     "day": {"tx"},
 }
-# What a topic with replicas refuses, by docs/replicas.md, so it is never in one world with them. "refused" looks at it.
+# What a topic with replicas refuses, by docs/copies.md, so it is never in one world with them. "refused" looks at it.
 ALONE = {
     "tx", "shared", "os", "addpart", "promote", "repair", "store_older", "store_lost", "store_rot", "tx_moved", "day",
     "topic_older", "failover", "chain", "mended", "moved",
