@@ -126,18 +126,13 @@ class ObjectFiles(Files, NotCopyable):
 
     pwritev = ftruncate = rename = link = unlink = mkdir = rmdir = chmod = fchmod = flock = _refuse  # type: ignore[assignment]
 
-    def _refuse(self, path: object, *_: object, **__: object) -> NoReturn:
-        raise OSError(errno.EROFS, "a copy in an object store is only read", path if isinstance(path, str) else None)
-
-    pwritev = ftruncate = rename = link = unlink = mkdir = rmdir = chmod = fchmod = flock = _refuse  # type: ignore[assignment]
-
     def stat(self, path: str, **_: object) -> os.stat_result:  # type: ignore[override]
         return self.lstat(path)
 
     def listdir(self, place: str | int) -> list[str]:
         return list(self.sizes(str(place)))
 
-    def sync_directory(self, path: str) -> None:
+    def sync_directory(self, path: str, **_: object) -> None:
         """An object store lists only names that are durable."""
 
     # --- directories ---------------------------------------------------------------------------------
