@@ -387,9 +387,16 @@ def _connection(address: tuple[str, int], timeout_s: float, *, anywhere: bool) -
             'stream (--through "ssh ..."), or give --open'
         )
     failure: OSError | None = None
-    for _, place in places:
+    for family, place in places:
+        connection = socket.socket(family)
         try:
-            return socket.create_connection(place[:2], timeout_s)
+            connection.settimeout(timeout_s)
+            connection.connect(place)
+            return connection
         except OSError as error:  # no route yet
             failure = error
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
     raise ConnectionError(f"{address[0]}:{address[1]}: {failure}") from failure
