@@ -36,7 +36,7 @@ def fill(directory: Path, options: Options) -> None:
         for number, call in enumerate(calls):
             if number == archived:
                 topic.partition(0).roll()
-                loglib.archive(topic, directory / "archive")
+                loglib.offload.archive(topic, directory / "archive")
             first = number * _PER_CALL
             times = [(first + each) * 1_000_000 // _RECORDS_A_SECOND for each in range(len(call))]
             topic.append_many(call, timestamps=times)
@@ -46,8 +46,8 @@ def fill(directory: Path, options: Options) -> None:
 def archive(directory: Path, options: Options) -> Measurement:
     """Archive the whole log: write, read back, compare."""
     path, to = directory / "log", directory / "archived-again"
-    made = loglib.archive(path, to)  # the first call imports what it needs
-    timing = timed_rounds(lambda: loglib.archive(path, to), before=lambda: shutil.rmtree(to))
+    made = loglib.offload.archive(path, to)  # the first call imports what it needs
+    timing = timed_rounds(lambda: loglib.offload.archive(path, to), before=lambda: shutil.rmtree(to))
     shutil.rmtree(to)
     messages = options.number("messages")
     return Measurement(
@@ -63,7 +63,7 @@ def archive(directory: Path, options: Options) -> Measurement:
 def filter_by_time(directory: Path, options: Options) -> Measurement:
     """Count by DuckDB the records of ten seconds in the middle of the past."""
     to = directory / "archive"
-    files = loglib.archived(to).partitions[0].files
+    files = loglib.offload.archived(to).partitions[0].files
     start = loglib.Record(0, 0, (files[0].first_time + files[0].last_time) // 2, None, None, (), 0).time
     end = start + timedelta(seconds=10)
     connection = duckdb.connect()

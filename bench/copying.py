@@ -48,7 +48,7 @@ def mirror_cold(directory: Path, options: Options) -> Measurement:
         case "tls":
             _mirror_over_tls(source, to, directory)
         case _:
-            loglib.mirror(source, to)
+            loglib.copies.mirror(source, to)
     seconds, used = time.perf_counter() - began, time.process_time() - cpu
     assert sum(each.stat().st_size for each in to.rglob("*.log")) == size
     shutil.rmtree(to)
@@ -62,7 +62,7 @@ def _mirror_over_a_stream(source: Path, to: Path) -> None:
         serve = [sys.executable, "-m", "loglib", "serve", str(source)]
         with subprocess.Popen(serve, stdin=theirs.fileno(), stdout=theirs.fileno()):
             theirs.close()
-            loglib.receive_mirror(ours, to)
+            loglib.copies.receive_mirror(ours, to)
             ours.shutdown(socket.SHUT_RDWR)
 
 
@@ -80,13 +80,13 @@ def _mirror_over_tls(source: Path, to: Path, directory: Path) -> None:
             each.chmod(0o600)
     secrets = ["--certificate", str(certificate), "--shared-key", str(key)]
     serve = [sys.executable, "-m", "loglib", "serve", str(source), "--listen", "127.0.0.1:0", *secrets]
-    credentials = loglib.CopyCredentials(shared_key=key, authority=certificate)
+    credentials = loglib.copies.CopyCredentials(shared_key=key, authority=certificate)
     with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as serving:
         try:
             assert serving.stderr is not None
             port = int(serving.stderr.readline().split()[-1])
             with socket.create_connection(("127.0.0.1", port)) as connection:
-                loglib.receive_mirror(credentials.connect(connection, "localhost"), to)
+                loglib.copies.receive_mirror(credentials.connect(connection, "localhost"), to)
         finally:
             serving.terminate()
 

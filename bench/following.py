@@ -69,7 +69,7 @@ def follow_idle(directory: Path, options: Options) -> Measurement:
     from loglib import Topic
 
     seconds = options.number("seconds")
-    with Topic.open(directory / "log") as topic:
+    with Topic.open(directory / "log", create=True) as topic:
         topic.append(bytes(MESSAGE_BYTES))
     with Topic.open(directory / "log", mode="r") as topic:
         started = cpu_seconds()

@@ -76,7 +76,7 @@ def read(directory: Path, options: Options) -> Measurement:
 def commit(directory: Path, options: Options) -> Measurement:
     """Commit the same record again and again."""
     commits = options.number("commits")
-    with Topic.open(directory / "log", durability=cast(Any, options.text("durability"))) as topic:
+    with Topic.open(directory / "log", create=True, durability=cast(Any, options.text("durability"))) as topic:
         topic.append(b"x", sync=True)
         with topic.group("commits", commit="manual") as group:
             [record] = group.poll(timeout=1.0)

@@ -92,7 +92,7 @@ def memory_append(directory: Path, options: Options) -> Measurement:
     calls = list(_calls(options.number("megabytes")))
 
     def work() -> int:
-        with Topic.open(directory / "log") as topic:
+        with Topic.open(directory / "log", create=True) as topic:
             append = topic.append
             for values in calls:
                 for value in values:

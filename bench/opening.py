@@ -31,7 +31,7 @@ def fill_segments(directory: Path, options: Options) -> None:
     from loglib import Topic
     from ours import NEVER
 
-    with Topic.open(directory / "log", flush=NEVER, durability="os") as topic:
+    with Topic.open(directory / "log", create=True, flush=NEVER, durability="os") as topic:
         for _ in range(options.number("segments") - 1):
             topic.append(b"one to a segment")
             topic.partition(0).roll()
@@ -43,7 +43,9 @@ def open_log(directory: Path, options: Options) -> Measurement:
     from loglib import Topic
 
     topics: list[Topic] = []
-    measurement = _once(lambda: topics.append(Topic.open(directory / "log", mode=cast(Any, options.text("mode")))))
+    measurement = _once(lambda: topics.append(Topic.open(
+        directory / "log", create=True, mode=cast(Any, options.text("mode"))
+    )))
     segments = len(topics[0].partition(0).segments)
     topics[0].close()
     return replace(measurement, figures=measurement.figures | {"segments": segments})
@@ -58,7 +60,7 @@ def open_after_kill(directory: Path, options: Options) -> Measurement:
     if killed.returncode != -signal.SIGKILL:
         raise RuntimeError(f"the writer ended with {killed.returncode} before it was killed")
     topics: list[Topic] = []
-    measurement = _once(lambda: topics.append(Topic.open(directory / "log")))
+    measurement = _once(lambda: topics.append(Topic.open(directory / "log", create=True)))
     topics[0].close()
     shutil.rmtree(directory / "log")
     return measurement
@@ -106,7 +108,7 @@ def _write_and_die(path: Path, megabytes: int, tail_megabytes: int, durability: 
     from ours import NEVER
 
     values = values_of("200", COMMIT_MESSAGES)
-    topic = Topic.open(path, flush=NEVER, durability=durability)
+    topic = Topic.open(path, create=True, flush=NEVER, durability=durability)
     for _ in range((megabytes - tail_megabytes) // 2):  # 10,000 messages of 200 bytes are 2 MB.
         topic.append_many(values)
     topic.flush()

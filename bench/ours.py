@@ -27,10 +27,12 @@ EACH_CALL = FlushPolicy(records=1, interval=None)
 def open_topic(directory: Path, *, flush: str, partitions: int = 1, compression: str = "none") -> Topic:
     """Open a topic under one of the flush settings that the cases name."""
     if flush == "default":
-        return Topic.open(directory, partitions=partitions, compression=compression)
+        return Topic.open(directory, create=True, partitions=partitions, compression=compression)
     policy = EACH_CALL if flush == "each call, no fsync" else NEVER
     durability: Literal["disk", "os"] = "disk" if flush == "fsync" else "os"
-    return Topic.open(directory, partitions=partitions, flush=policy, durability=durability, compression=compression)
+    return Topic.open(
+        directory, create=True, partitions=partitions, flush=policy, durability=durability, compression=compression
+    )
 
 
 class SyncedCalls:

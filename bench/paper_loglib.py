@@ -23,7 +23,7 @@ _GROUP_WAIT_S = 30.0  # for a record; there always is one
 
 def producer(work: Work, durability: Literal["disk", "os"] = "os") -> Way:
     """A producer that flushes after each batch; for a stream, after as many messages as may be on their way."""
-    topic = Topic.open(_path(work), flush=NEVER, durability=durability)
+    topic = Topic.open(_path(work), create=True, flush=NEVER, durability=durability)
     return Batches(topic, int(work.way)) if work.way == "50" else Singles(topic, 1 if work.way == "1" else WINDOW)
 
 

@@ -23,9 +23,9 @@ def append_replicated(directory: Path, options: Options) -> Measurement:
     messages, threads = options.number("messages"), options.number("threads")
     values = values_of("200", messages)
     own, *others = [directory / str(number) / "log" for number in range(options.number("directories"))]
-    with Topic.open(own, replicas=others or None) as topic:
+    with Topic.open(own, create=True, replicas=others or None) as topic:
         timing = timed_rounds(lambda: _from_threads(topic, values, threads) if threads else _in_calls(topic, values))
-        assert len({each.durable_ends for each in topic.copies()}) <= 1
+        assert len({each.durable_ends for each in topic.replicas()}) <= 1
     return Measurement(
         messages=messages, payload_bytes=messages * 200, seconds=timing.seconds, best_seconds=timing.best_seconds,
         cpu_seconds=timing.cpu_seconds,

@@ -54,8 +54,9 @@ def main() -> None:
         path, done = Path(directory) / "topic", context.Event()
         keep = Retention(age=None, bytes=KEEP_BYTES, hold_for=[GROUP], hold_bytes=HOLD_BYTES)
         with Topic.open(
-            path, partitions=PARTITIONS, retention=keep, segment_bytes=8 << 20, flush=FlushPolicy(interval=0.01)
-        ) as topic:
+            path, create=True, partitions=PARTITIONS, retention=keep, segment_bytes=8 << 20,
+            flush=FlushPolicy(interval=0.01),
+        ) as topic:  # fmt: skip
             answer = context.SimpleQueue()
             consumer = context.Process(target=consume, args=(path, arguments.minutes * 60, done, answer))
             consumer.start()

@@ -48,7 +48,7 @@ READ = "floor: only read"
 OF_JVM = "spark.range"
 LOG_ALONE = "the log alone"
 EVERYTHING = "Parquet of everything"
-ARCHIVING = "loglib.archive, all of it"
+ARCHIVING = "loglib.offload.archive, all of it"
 
 _TASKS = 200
 _BATCHES = 40
@@ -193,7 +193,7 @@ def _stream(spark: SparkSession, inputs: Inputs) -> SparkCase:
 
 def _ours_streams(spark: SparkSession, inputs: Inputs) -> Figures:
     path = _fresh(inputs, "streamed")
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         stream = spark.readStream.format("loglib").option("startingOffsets", "earliest").load(path)
         query = stream.writeStream.format("noop").start()
         for _ in range(_BATCHES):
@@ -224,7 +224,7 @@ def _own_part(inputs: Inputs) -> Figures:
     path = _fresh(inputs, "own")
     given = {"path": path, "startingOffsets": "earliest"}
     wall = []
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         reader = StreamReader(given, schema_of(given))
         start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         for _ in range(_BATCHES):
@@ -244,7 +244,7 @@ def _fresh(inputs: Inputs, name: str) -> str:
     """The path of a new topic."""
     path = inputs.directory / "topics" / name
     shutil.rmtree(path, ignore_errors=True)
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     return str(path)
 
 
@@ -259,7 +259,7 @@ def _sink(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
     def clear() -> None:
         shutil.rmtree(topics, ignore_errors=True)
         shutil.rmtree(files, ignore_errors=True)
-        Topic.open(topics / "rows", partitions=4).close()
+        Topic.open(topics / "rows", create=True, partitions=4).close()
 
     def written(label: str, target: str, path: str, **options: str) -> SparkRun:
         writer = rows.write.format(target).mode("append").options(**options)
@@ -288,7 +288,7 @@ def _past(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
         return SparkRun(label, messages, work)
 
     def archive() -> None:
-        _check(loglib.archive(past.topic, fresh).rows, messages)
+        _check(loglib.offload.archive(past.topic, fresh).rows, messages)
 
     runs = (
         summed(OURS, loglib.spark.read(spark, past.topic, archive=past.archive)),

@@ -76,10 +76,10 @@ class Inputs:
         archived = whole_calls(round(self.messages * _ARCHIVED_SHARE))
         for messages, to in ((archived, archive), (self.messages - archived, everything)):
             write_topic(Path(path), messages)
-            with Topic.open(path) as topic:
+            with Topic.open(path, create=True) as topic:
                 for partition in topic.partitions:
                     partition.roll()
-            made = loglib.archive(path, to)
+            made = loglib.offload.archive(path, to)
         files = made.partitions[0].files
         middle = to_datetime((files[0].first_time + files[0].last_time) // 2)
         with Topic.open(path, mode="r") as topic:  # between calls there are times without a message

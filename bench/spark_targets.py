@@ -130,7 +130,7 @@ def _archiving(results: Results) -> list[Check]:
     rate = results.median(PAST, ARCHIVING, lambda one: one.messages * LOG_BYTES / one.cpu_seconds / 1e6)
     if rate is None:
         return []
-    return [Check("loglib.archive", f"{rate:.0f} MB of log in a second of one core", ">= 150", rate >= 150)]
+    return [Check("loglib.offload.archive", f"{rate:.0f} MB of log in a second of one core", ">= 150", rate >= 150)]
 
 
 def _later(results: Results) -> list[Check]:

@@ -60,7 +60,7 @@ def write_from_threads(directory: Path, options: Options) -> Measurement:
     if options.text("system") == "loglib":
         from loglib import Topic
 
-        with Topic.open(directory / "log") as topic:
+        with Topic.open(directory / "log", create=True) as topic:
             timing = timed_rounds(lambda: work(lambda value: topic.append(value, sync=True)))
     else:
         shared = Shared(open_alternative(options.text("system"), directory, sync=True))

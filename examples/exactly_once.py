@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("--work", type=float, default=0.2, help="milliseconds that an order takes (default 0.2)")
     args = parser.parse_args()
     with (
-        Topic.open(args.directory / "orders", partitions=4) as orders,
-        Topic.open(args.directory / "bills", partitions=2) as bills,
-        Topic.open(args.directory / "stock") as stock,
+        Topic.open(args.directory / "orders", create=True, partitions=4) as orders,
+        Topic.open(args.directory / "bills", create=True, partitions=2) as bills,
+        Topic.open(args.directory / "stock", create=True) as stock,
     ):
         try:
             take_orders(orders, args.orders)

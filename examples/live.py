@@ -34,7 +34,7 @@ def application(path: str) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with aio.open(path, partitions=4) as topic:
+        async with aio.open(path, create=True, partitions=4) as topic:
             app.state.topic = topic
             yield
 

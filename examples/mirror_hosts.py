@@ -27,7 +27,7 @@ WRITER = """
 import sys
 from loglib import Topic
 
-with Topic.open(sys.argv[1], partitions=2, segment_bytes=1 << 20) as topic:
+with Topic.open(sys.argv[1], create=True, partitions=2, segment_bytes=1 << 20) as topic:
     number = 0
     while not sys.stdin.closed and number < 10_000_000:
         topic.append_many([b"%d " % each * 20 for each in range(number, number + 200)], partition=number // 200 % 2)

@@ -60,7 +60,7 @@ def main() -> None:
     source = args.log.name if args.log else f"{args.lines:,} made-up lines"
     hits, rejected, chart = args.out / "hits", args.out / "rejected", args.out / "pageviews.png"
     remove_last_run(hits, rejected, chart)
-    Topic.open(hits, partitions=4).close()
+    Topic.open(hits, create=True, partitions=4).close()
     reason = "as asked for" if args.python else why_not_spark()
 
     print(f"1. Counting views per minute and page with {f'plain Python ({reason})' if reason else 'Spark'},")
@@ -107,7 +107,7 @@ def write(source: Path | int, hits_path: Path, rejected_path: Path, seconds: flo
     """Append each line of the file, or this number of made-up lines, in so many seconds; returns a summary."""
     hit_count, first_rejected, rejected_count = 0, b"", 0
     began = monotonic()
-    with Topic.open(hits_path) as hits, Topic.open(rejected_path) as rejected:
+    with Topic.open(hits_path, create=True) as hits, Topic.open(rejected_path, create=True) as rejected:
         for done, lines in made_up(source) if isinstance(source, int) else read_lines(source):
             parsed = [(line, hit) for line in lines if (hit := accesslog.parse(line))]
             others = [line for line in lines if not accesslog.parse(line)] if len(parsed) < len(lines) else []

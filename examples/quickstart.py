@@ -20,7 +20,7 @@ def main() -> None:
 
 def write(path: Path) -> None:
     """One process at a time may write a partition. Any other process can read the flushed records."""
-    with Topic.open(path, partitions=4, flush=FlushPolicy(records=10_000, interval=0.05)) as topic:
+    with Topic.open(path, create=True, partitions=4, flush=FlushPolicy(records=10_000, interval=0.05)) as topic:
         position = topic.append(b"hello")
         print(f"the first record went to partition {position.partition}, offset {position.offset}")
 
@@ -57,7 +57,7 @@ def read(path: Path) -> None:
 
 def follow(path: Path) -> None:
     """The endless iterator waits for more records; here it stops after half a second without a record."""
-    with Topic.open(path) as topic, topic.follow(start="end", timeout=0.5) as reader:
+    with Topic.open(path, create=True) as topic, topic.follow(start="end", timeout=0.5) as reader:
         topic.append(b"news", sync=True)
         for record in reader:
             print(f"just in: {record.value!r}")

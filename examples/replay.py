@@ -28,7 +28,9 @@ def main() -> None:
         parser.error("--speed must be above 0")
 
     count = 0
-    with Topic.open(args.topic, mode="r") as source, Topic.open(args.into, partitions=len(source.partitions)) as target:
+    with Topic.open(args.topic, mode="r") as source, Topic.open(
+        args.into, create=True, partitions=len(source.partitions)
+    ) as target:
         past = heapq.merge(*(p.read(start=args.start) for p in source.partitions), key=lambda record: record.timestamp)
         for record in at_pace(past, args.speed):
             target.append(record.value, record.key, timestamp=record.timestamp, headers=record.headers)

@@ -44,7 +44,7 @@ def answer(topic: Topic, connection: socket.socket) -> None:
 def receive(path: Path, host: str, port: int) -> None:
     with (
         socket.create_connection((host, port)) as connection,
-        Topic.open(path, partitions=receive_number(connection)) as topic,
+        Topic.open(path, create=True, partitions=receive_number(connection)) as topic,
     ):
         for partition in topic.partitions:
             start = partition.log_end_offset

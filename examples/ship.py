@@ -132,7 +132,7 @@ class Endpoint:
         """Put the record into the dead-letter topic. Its key and headers stay; headers say where it was, and why."""
         place = f"{record.partition}:{record.offset}"
         headers = [*record.headers, ("dead-letter-reason", reason.encode()), ("dead-letter-place", place.encode())]
-        with Topic.open(self._dead, shared=True) as dead:
+        with Topic.open(self._dead, create=True, shared=True) as dead:
             dead.append(record.value, key=record.key, timestamp=record.timestamp, headers=headers, sync=True)
 
 

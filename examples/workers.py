@@ -24,7 +24,8 @@ from pathlib import Path
 from time import sleep
 
 import accesslog
-from loglib import Topic, reset_group
+from loglib import Topic
+from loglib.groups import reset_group
 
 GROUP = "counters"
 PARTITIONS = 16
@@ -45,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         lines, results = Path(directory) / "lines", Path(directory) / "results"
         count = write(args.log.open("rb") if args.log else accesslog.generate(args.lines), lines)
-        Topic.open(results, partitions=2 * args.workers).close()
+        Topic.open(results, create=True, partitions=2 * args.workers).close()
         print(f"{count:,} lines for {args.workers} workers", flush=True)
         Pool(lines, results, args.workers, args.work / 1000).run(kills=args.kills)
         report(results, count)
@@ -54,7 +55,7 @@ def main() -> None:
 def write(source: Iterable[bytes], path: Path) -> int:
     """Append the lines, all lines of one host to one partition; returns their number."""
     source, count = iter(source), 0
-    with Topic.open(path, partitions=PARTITIONS) as topic:
+    with Topic.open(path, create=True, partitions=PARTITIONS) as topic:
         while lines := [line.rstrip(b"\r\n") for line in islice(source, LINES_AT_ONCE)]:
             topic.append_many(lines, keys=[line.partition(b" ")[0] for line in lines])
             topic.flush()
@@ -67,7 +68,9 @@ def write(source: Iterable[bytes], path: Path) -> int:
 
 def work(lines: Path, results: Path, seconds_a_line: float) -> None:
     """Look up the page of each line, until SIGTERM."""
-    with Topic.open(lines, mode="r") as topic, Topic.open(results, shared=True) as found, topic.group(GROUP) as group:
+    with Topic.open(lines, mode="r") as topic, Topic.open(
+        results, create=True, shared=True
+    ) as found, topic.group(GROUP) as group:
         signal.signal(signal.SIGTERM, lambda *_: group.close())
         for batch in group.batches():
             pages = [accesslog.page_of(line or b"") for line in batch.values]

@@ -12,11 +12,17 @@ from typing import Any
 import loglib
 import loglib.aio
 import loglib.audit
+import loglib.copies
+import loglib.errors
+import loglib.groups
+import loglib.log
 import loglib.logging
 import loglib.metrics.opentelemetry
 import loglib.metrics.prometheus
+import loglib.offload
 import loglib.spark
 import loglib.testing
+import loglib.transactions
 from loglib.system.files import Files
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
@@ -30,9 +36,12 @@ The first line of each docstring; `help(loglib.Topic.open)` shows the whole. Thi
 def reference() -> str:
     """The page as it should be."""
     lines = [BEGINNING]
-    metrics = loglib.metrics.opentelemetry, loglib.metrics.prometheus
-    for module in (loglib, loglib.aio, loglib.audit, loglib.logging, *metrics, loglib.spark, loglib.testing):
-        names = sorted((name for name in module.__all__ if not name.startswith("__")), key=_order(module))
+    rooms = loglib.groups, loglib.transactions, loglib.copies, loglib.offload, loglib.log, loglib.errors
+    metrics = loglib.metrics, loglib.metrics.opentelemetry, loglib.metrics.prometheus
+    for module in (loglib, *rooms, loglib.aio, loglib.audit, loglib.logging, *metrics, loglib.spark, loglib.testing):
+        hidden = set() if module is loglib else set(loglib.__all__)  # a name has one row
+        names = [name for name in module.__all__ if not name.startswith("__") and name not in hidden]
+        names.sort(key=_order(module))
         lines += [f"## `{module.__name__}`", "", "| name | what it is |", "| --- | --- |"]
         for name in names:
             lines += _rows(name, getattr(module, name))

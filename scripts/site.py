@@ -35,11 +35,12 @@ What a call takes, gives and raises. [Every public name](reference.md) has them 
 """
 API_NAMES = (
     "loglib.Topic", "loglib.Partition", "loglib.Reader", "loglib.Record", "loglib.Batch", "loglib.Group",
-    "loglib.transaction", "loglib.Transaction", "loglib.Retention", "loglib.FlushPolicy", "loglib.TopicStats",
-    "loglib.PartitionStats", "loglib.topics", "loglib.group", "loglib.repair", "loglib.RepairReport",
-    "loglib.snapshot", "loglib.Snapshot", "loglib.mirror", "loglib.Mirror", "loglib.promote",
-    "loglib.archive", "loglib.Archived", "loglib.tier", "loglib.Tiered",
-    "loglib.read_archive", "loglib.audit", "loglib.aio.open", "loglib.aio.AsyncTopic",
+    "loglib.transaction", "loglib.Transaction", "loglib.Retention", "loglib.FlushPolicy", "loglib.metrics.TopicStats",
+    "loglib.metrics.PartitionStats", "loglib.topics", "loglib.group", "loglib.repair", "loglib.log.RepairReport",
+    "loglib.copies.snapshot", "loglib.copies.Snapshot", "loglib.copies.mirror", "loglib.copies.Mirror",
+    "loglib.copies.promote",
+    "loglib.offload.archive", "loglib.Archived", "loglib.offload.tier", "loglib.Tiered",
+    "loglib.offload.read_archive", "loglib.audit", "loglib.aio.open", "loglib.aio.AsyncTopic",
     "loglib.aio.AsyncReader", "loglib.aio.AsyncGroup", "loglib.logging.LogHandler", "loglib.metrics.prometheus",
     "loglib.metrics.opentelemetry", "loglib.spark", "loglib.testing",
 )  # fmt: skip

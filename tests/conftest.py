@@ -212,6 +212,12 @@ def sound(partition: Partition) -> VerifyReport:
     return report
 
 
+def alter(path: Any, **policies: Any) -> None:
+    """Change the policies of a topic that is not open."""
+    with Topic.open(path, create=True) as topic:
+        topic.alter(**policies)
+
+
 def values_of(topic: Any, start: Any = "begin") -> list[Any]:
     """The values of all records of a topic or partition, in order; None is one."""
     return [record.value for record in topic.read(start)]

@@ -39,7 +39,7 @@ class Kitchen:
     def topic(self, name: str, events: Sequence[Event], *, partitions: int = 1) -> Path:
         """A topic of these events, appended in this order."""
         path = self.directory / name
-        with Topic.open(path, partitions=partitions) as topic:
+        with Topic.open(path, create=True, partitions=partitions) as topic:
             times, keys, values = zip(*events, strict=True)
             topic.append_many(values, keys=keys, timestamps=times)
         return path

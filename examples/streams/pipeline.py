@@ -48,7 +48,9 @@ def run(kitchen: Kitchen) -> str:
     path = kitchen.topic("hits", hits, partitions=4)
     views_path, checkpoint = kitchen.directory / "views", kitchen.directory / "checkpoint"
 
-    with Topic.open(views_path, partitions=2) as views, Topic.open(kitchen.directory / "totals") as totals:
+    with Topic.open(
+        views_path, create=True, partitions=2
+    ) as views, Topic.open(kitchen.directory / "totals", create=True) as totals:
         start(kitchen.stream(path), views_path, checkpoint).awaitTermination()
         forget_last_commit(checkpoint)
         add_up(views, totals, most=1000)

@@ -407,7 +407,7 @@ class NotLeaderError(_FactsError):
             what = "is one of several directories that are written together"
         if self.refused:
             return f"{self.path} {what}, so you cannot {self.refused}; {self.advice}"
-        way = "make it a topic of its own with loglib.promote"
+        way = "make it a topic of its own with loglib.copies.promote"
         if self.role == "replica":
             way = f"for writing with replicas=[...], its other directories ({self.of})"
         return f"{self.path} {what}; open it with mode='r', or {way}"
@@ -488,7 +488,7 @@ class TooFewCopiesError(_FactsError):
 
     A flush that raises it may be repeated: nothing is lost, and the records are acknowledged when enough directories
     have them. A failed opening has changed nothing but promises; make the missing directories available, or continue
-    without them with `lose=`.
+    without them with `forget_replicas=`.
 
     `needed` and `found` count directories. `missing` maps the path of each other directory to the reason.
     """

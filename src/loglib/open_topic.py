@@ -38,12 +38,12 @@ class OpenTopic(ABC):
     @property
     @abstractmethod
     def partitions(self) -> tuple[Partition, ...]:
-        """The partitions as they are now, by number."""
+        """The present partitions, by number."""
 
     @property
     @abstractmethod
     def _accesses(self) -> tuple[Access, ...]:
-        """The access to each of the partitions as they are now."""
+        """The access to each of the present partitions."""
 
     @abstractmethod
     def partition(self, number: int) -> Partition:

@@ -8,7 +8,7 @@ Threads: safe for all; each of its readers belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,27 +16,25 @@ from .append.access import Access
 from .append.batching import Load, append_loads, append_numbered, weigh
 from .append.record_arguments import HeadersLike, gather_columns, record_columns
 from .append.transfer import read_frame, send
-from .config.arguments import check_count
+from .config.arguments import Time, check_count, parse_start
 from .config.times import to_text
 from .errors import OffsetOutOfRangeError, report_not_appended
-from .format.batch import Batch
 from .format.display import Shown, sized
 from .format.header import NO_PRODUCER
 from .format.record import OffsetRange, Position
-from .log.lookup import before_end
+from .log.lookup import before_end, resolve
 from .log.producers import parse_producer, producer_id
-from .log.reader import OnGap, Reader, StartLike
+from .log.readable import Readable, ReadArchive, Sources
 from .log.recovery import Recovery
-from .log.tables import Columnar, ReadArchive
 from .log.verify import Progress, VerifyReport, size_of, verify_log
 from .retention import SegmentDecision
 from .segment import SegmentInfo
 from .system.not_copyable import NotCopyable
 
-__all__ = ["Partition"]
+__all__ = ["Partition", "Partitions"]
 
 
-class Partition(Shown, Columnar, NotCopyable):
+class Partition(Shown, Readable, NotCopyable):
     """One partition of a topic; made by `Topic`, never directly."""
 
     def __init__(self, access: Access, read_archive: ReadArchive) -> None:
@@ -81,7 +79,7 @@ class Partition(Shown, Columnar, NotCopyable):
         """The offset of the first of the last `records` records: the log start if there are fewer.
 
         With 0 it is the high watermark. It reads the headers of the batches that have these records. If damage is in
-        the way, it returns the offset behind the damage.
+        the way, it returns the offset after the damage.
         """
         if records:
             check_count("records", records)
@@ -95,7 +93,7 @@ class Partition(Shown, Columnar, NotCopyable):
 
     @property
     def recovery(self) -> Recovery | None:
-        """What opening for writing found and repaired; None if this process has not opened it for writing."""
+        """The repairs that opening for writing made; None if this process has not opened it for writing."""
         return None if (writer := self._access.open_writer) is None else writer.disk.recovery
 
     # --- append ----------------------------------------------------------------------------------
@@ -200,38 +198,21 @@ class Partition(Shown, Columnar, NotCopyable):
 
     # --- read ------------------------------------------------------------------------------------
 
-    def read(self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise") -> Reader:
-        """A reader that ends at `end`, or at the present end."""
+    def _sources(self) -> Sources:
         access = self._access
-        return Reader(
-            [access.log], start, end=end, on_gap=on_gap, clock=access.clock, track=access.handles.track,
-        )  # fmt: skip
+        return Sources([access.log], access.clock, access.handles.track)
 
-    def _parts(self) -> tuple[Access]:
-        return (self._access,)
+    def offset_at(self, time: datetime | timedelta | str) -> int:
+        """The offset of the first record at or after a time; the high watermark if there is none.
 
-    def follow(
-        self,
-        start: StartLike = "end",
-        timeout: float | None = None,
-        *,
-        spin: timedelta | None = None,
-        on_gap: OnGap = "raise",
-    ) -> Reader:
-        """A reader that waits for more, for ever or until `timeout` seconds pass without a record.
-
-        `spin` is as in `Topic.follow`.
+        `time` is an aware datetime, an age (a timedelta, or "-15m"), or text with its zone ("2024-05-01T12:00Z").
+        Records are compared by their event times. A damaged batch that may contain the record counts as the first.
         """
-        return Reader(
-            [self._access.log], start, follow=True, timeout=timeout, spin=spin, on_gap=on_gap,
-            clock=self._access.clock, track=self._access.handles.track,
-        )  # fmt: skip
-
-    def batches(
-        self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
-    ) -> Iterator[Batch]:
-        """Whole columns from `start` to `end`, or to the present end."""
-        return self.read(start, end, on_gap=on_gap).batches()
+        self._access.handles.check_open()
+        start = parse_start(time, now_us=self._access.clock())
+        if not isinstance(start, Time):
+            raise ValueError(f"{time!r} is no time; give an aware datetime, an age, or text such as '-15m'")
+        return resolve(self._access.log, start, past_damage=True)
 
     def transfer(self, to: Any, start: int, max_bytes: int = 64 << 20) -> int:
         """Send flushed batches as stored to a socket, pipe or file; returns the offset to continue from.
@@ -284,3 +265,35 @@ class Partition(Shown, Columnar, NotCopyable):
             writer.roll()
         writer.drop_before(self._access.log.index.find(offset) or 0)
         return self.log_start_offset
+
+
+class Partitions(NotCopyable):
+    """The partitions of one topic, by number. Their number may grow.
+
+    Two threads that add a partition together keep the same one.
+    """
+
+    def __init__(self, make_access: Callable[[int], Access], read_archive: ReadArchive) -> None:
+        self._make_access = make_access
+        self._read_archive = read_archive
+        self._made: dict[int, tuple[Access, Partition]] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __getitem__(self, number: int) -> Partition:
+        return self._made[number][1]
+
+    def grow(self, count: int) -> None:
+        """Add partitions, up to a total of `count`."""
+        for number in range(len(self._made), count):
+            access = self._make_access(number)
+            self._made.setdefault(number, (access, Partition(access, self._read_archive)))
+
+    def accesses(self) -> tuple[Access, ...]:
+        """The access to each partition."""
+        return tuple([access for access, _ in list(self._made.values())])
+
+    def all(self) -> tuple[Partition, ...]:
+        """The partitions."""
+        return tuple([partition for _, partition in list(self._made.values())])

@@ -18,7 +18,8 @@ from datetime import timedelta
 from functools import cache
 from typing import NamedTuple, Protocol
 
-from .config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Retention, microseconds
+from .config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Retention
+from .config.quantities import microseconds
 from .log.ages import BELIEVED_AFTER_US, Age
 
 __all__ = [

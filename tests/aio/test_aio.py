@@ -32,7 +32,7 @@ def test_table_is_appended_in_a_thread(path: Path) -> None:
     tables.append_table  # loaded here: what is loaded for the first time holds up the loop for a moment
 
     async def main() -> None:
-        async with aio.open(path, partitions=2, flush=MANUAL) as topic:
+        async with aio.open(path, create=True, partitions=2, flush=MANUAL) as topic:
             (found,) = await topic.append_arrow(pa.table({"text": ["a", "b"]}), value="text", partition=1)
             await topic.flush()
             assert found.partition == 1
@@ -43,7 +43,7 @@ def test_table_is_appended_in_a_thread(path: Path) -> None:
 
 def test_records_come_back_as_from_a_topic(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path, partitions=2, flush=MANUAL) as topic:
+        async with aio.open(path, create=True, partitions=2, flush=MANUAL) as topic:
             at = await topic.append(b"one", b"key", timestamp=5, headers={"a": b"b"})
             await topic.append(None, partition=1)
             ranges = await topic.append_many([b"many"] * 3000, partition=0)
@@ -66,7 +66,7 @@ def test_appends_keep_their_order_whatever_way_they_take(path: Path) -> None:
     """Some are made at once, others wait for a thread: those behind them must not overtake."""
 
     async def main() -> None:
-        async with aio.open(path, batch_records=7, flush=FlushPolicy(interval=0.01)) as topic:
+        async with aio.open(path, create=True, batch_records=7, flush=FlushPolicy(interval=0.01)) as topic:
             chance = random.Random(5)
             tasks = [
                 asyncio.create_task(topic.append(b"%d" % number, sync=chance.random() < 0.05)) for number in range(600)
@@ -101,7 +101,7 @@ def held_elsewhere(lock: Any) -> Iterator[None]:
 def test_append_at_once_waits_for_no_lock_and_survives_an_interrupt(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Topic.open(path, batch_records=4) as topic:
+    with Topic.open(path, create=True, batch_records=4) as topic:
 
         def at_once(value: bytes) -> Position | None:
             return topic._append_at_once(value, None, timestamp=None, headers=None, partition=0)
@@ -129,7 +129,7 @@ def test_append_at_once_waits_for_no_lock_and_survives_an_interrupt(
 
 def test_tasks_that_sync_share_a_flush(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path, flush=MANUAL) as topic:
+        async with aio.open(path, create=True, flush=MANUAL) as topic:
             positions = await asyncio.gather(*(topic.append(b"x", sync=True) for _ in range(300)))
             assert len(set(positions)) == 300
             assert topic.topic.partition(0).high_watermark > max(each.offset for each in positions)
@@ -140,7 +140,7 @@ def test_tasks_that_sync_share_a_flush(path: Path) -> None:
 
 def test_loop_goes_on_while_the_disk_takes_its_time(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path, flush=MANUAL) as topic:
+        async with aio.open(path, create=True, flush=MANUAL) as topic:
             def slowly() -> None:
                 time.sleep(0.3)
                 works()
@@ -159,7 +159,7 @@ def test_loop_goes_on_while_the_disk_takes_its_time(path: Path) -> None:
 
 def test_loop_that_appends_lets_other_tasks_run(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path) as topic:
+        async with aio.open(path, create=True) as topic:
             beats = 0
 
             async def beat() -> None:
@@ -182,7 +182,7 @@ def test_cancelled_appends_are_there_at_most_once_and_others_exactly_once(path: 
 
     async def main() -> tuple[set[bytes], set[bytes]]:
         sure, unsure = set(), set()
-        async with aio.open(path, batch_records=5, flush=FlushPolicy(interval=0.005)) as topic:
+        async with aio.open(path, create=True, batch_records=5, flush=FlushPolicy(interval=0.005)) as topic:
 
             async def one(number: int) -> None:
                 value = b"%d" % number
@@ -206,7 +206,7 @@ def test_cancelled_appends_are_there_at_most_once_and_others_exactly_once(path: 
     sure, unsure = run(main())
     assert len(sure) > 300
     assert unsure
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         found = Counter(record.value for record in topic.read())
     assert set(found.values()) == {1}
     assert sure <= found.keys() <= sure | unsure
@@ -214,7 +214,7 @@ def test_cancelled_appends_are_there_at_most_once_and_others_exactly_once(path: 
 
 def test_error_names_what_was_lost_once_for_all_who_wait(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path, flush=MANUAL) as topic:
+        async with aio.open(path, create=True, flush=MANUAL) as topic:
 
             def fail() -> None:
                 error = StorageFullError("segment", OSError(28, "full"))
@@ -238,7 +238,7 @@ def test_error_names_what_was_lost_once_for_all_who_wait(path: Path) -> None:
 
 def test_records_that_the_background_lost_are_told_to_the_next_append(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path) as topic:
+        async with aio.open(path, create=True) as topic:
             await topic.append(b"x", sync=True)
             error = StorageFullError("segment", OSError(28, "full"))
             topic.topic._handles.writers[0].raise_soon(error)
@@ -253,11 +253,11 @@ def test_records_that_the_background_lost_are_told_to_the_next_append(path: Path
 
 
 def test_cancelled_opening_leaves_no_lock(path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
 
     async def main() -> None:
         async def use() -> None:
-            async with aio.open(path):
+            async with aio.open(path, create=True):
                 await asyncio.sleep(60)
 
         for steps in range(12):
@@ -277,7 +277,7 @@ def test_cancelled_opening_leaves_no_lock(path: Path) -> None:
 def test_cancelled_closing_still_closes(path: Path) -> None:
     async def main() -> None:
         async def use() -> None:
-            async with aio.open(path, flush=MANUAL) as topic:
+            async with aio.open(path, create=True, flush=MANUAL) as topic:
                 await topic.append(b"x")
 
         task = asyncio.create_task(use())
@@ -293,7 +293,7 @@ def test_cancelled_closing_still_closes(path: Path) -> None:
 
 def test_errors_of_opening_are_those_of_a_topic(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path):
+        async with aio.open(path, create=True):
             with pytest.raises(LockedError):
                 await aio.open(path).__aenter__()
         with pytest.raises(FileNotFoundError):
@@ -304,7 +304,7 @@ def test_errors_of_opening_are_those_of_a_topic(path: Path) -> None:
 
 def test_closing_ends_what_follows(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path) as topic:
+        async with aio.open(path, create=True) as topic:
             for_ever, limited = topic.follow("begin"), topic.follow("begin", timeout=50)
             tasks = [asyncio.create_task(first(each, 1)) for each in (for_ever, limited)]
             await asyncio.sleep(0.05)

@@ -19,7 +19,7 @@ EXPECTED = sorted(b"%d" % number for number in range(COUNT))
 
 def grow(path: Path) -> None:
     Topic.add_partitions(path, 4)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         for number in range(COUNT):
             topic.append(b"%d" % number, partition=number % 4)
 
@@ -31,7 +31,7 @@ def test_followers_read_added_partitions(path: Path, reports: bool, monkeypatch:
         monkeypatch.setattr(notify, "_inotify", lambda _: None)
     monkeypatch.setattr(reader_module, "_ADDED_S", 3600.0 if reports else 0.0)
     for name in ("", "other"):
-        Topic.open(path.with_name(path.name + name)).close()
+        Topic.open(path.with_name(path.name + name), create=True).close()
 
     async def main() -> None:
         async with aio.open(path, mode="r") as topic, aio.open(f"{path}other", mode="r") as other:
@@ -48,8 +48,8 @@ def test_followers_read_added_partitions(path: Path, reports: bool, monkeypatch:
 
 
 def test_members_read_added_partitions_of_one_topic_and_of_several(path: Path) -> None:
-    Topic.open(path.with_name("first")).close()
-    Topic.open(path).close()
+    Topic.open(path.with_name("first"), create=True).close()
+    Topic.open(path, create=True).close()
 
     async def main() -> None:
         async with aio.open(path.with_name("first"), mode="r") as keeper, aio.open(path, mode="r") as topic:

@@ -20,7 +20,7 @@ from loglib.system import notify
 
 def test_members_share_a_topic(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path, partitions=4) as topic:
+        async with aio.open(path, create=True, partitions=4) as topic:
             handled: Counter[bytes] = Counter()
 
             async def member() -> None:
@@ -44,7 +44,7 @@ def test_members_share_a_topic(path: Path) -> None:
 
 def test_cancelled_members_lose_nothing_and_repeat_only_what_was_in_hand(path: Path) -> None:
     """A record is handled when the next one is asked for. So only the last record of each task may come again."""
-    with Topic.open(path, partitions=2, batch_records=10) as topic:
+    with Topic.open(path, create=True, partitions=2, batch_records=10) as topic:
         for number in range(1500):
             topic.append(b"%d" % number, partition=number % 2)
     chance = random.Random(4)
@@ -72,7 +72,7 @@ def test_cancelled_members_lose_nothing_and_repeat_only_what_was_in_hand(path: P
 
 def test_break_and_error_leave_a_record_unhandled(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path, flush=MANUAL) as topic:
+        async with aio.open(path, create=True, flush=MANUAL) as topic:
             await topic.append_many([b"0", b"1", b"2", b"3"])
             await topic.flush()
             async with topic.group("etl") as group:
@@ -94,7 +94,7 @@ def test_an_end_by_time_commits_what_is_due_also_if_a_look_takes_long(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with aio.open(path, flush=MANUAL) as topic:
+        async with aio.open(path, create=True, flush=MANUAL) as topic:
             await topic.append_many([b"0", b"1", b"2"])
             await topic.flush()
             async with topic.group("etl") as group:
@@ -115,7 +115,7 @@ def test_an_end_by_time_commits_what_is_due_also_if_a_look_takes_long(
 
 def test_commits_by_hand_seek_and_batches(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path, flush=MANUAL, batch_records=2) as topic:
+        async with aio.open(path, create=True, flush=MANUAL, batch_records=2) as topic:
             await topic.append_many([b"%d" % number for number in range(2000)])
             await topic.flush()
             async with topic.group("etl", commit="manual") as group:
@@ -136,7 +136,9 @@ def test_commits_by_hand_seek_and_batches(path: Path) -> None:
 def test_group_on_several_topics(path: Path) -> None:
     async def main() -> None:
         async with (
-            aio.open(path) as one, aio.open(path.with_name("two")) as two, aio.group([one, two], "etl") as group,
+            aio.open(
+                path, create=True
+            ) as one, aio.open(path.with_name("two"), create=True) as two, aio.group([one, two], "etl") as group,
         ):  # fmt: skip
             await one.append(b"1")
             await two.append(b"2")
@@ -148,7 +150,7 @@ def test_group_on_several_topics(path: Path) -> None:
 
 def test_group_is_joined_with_async_with_alone(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path) as topic:
+        async with aio.open(path, create=True) as topic:
             group = topic.group("etl")
             assert group.closed
             with pytest.raises(LogClosedError, match="async with"):
@@ -160,7 +162,7 @@ def test_group_is_joined_with_async_with_alone(path: Path) -> None:
 
 def test_cancelled_joining_leaves_no_member(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path) as topic:
+        async with aio.open(path, create=True) as topic:
 
             async def use() -> None:
                 async with topic.group("etl"):
@@ -184,7 +186,7 @@ def test_record_wakes_a_member(path: Path, reports: bool, monkeypatch: pytest.Mo
         monkeypatch.setattr(notify, "_inotify", lambda _: None)
 
     async def main() -> None:
-        async with aio.open(path) as topic, topic.group("etl") as group:
+        async with aio.open(path, create=True) as topic, topic.group("etl") as group:
             task = asyncio.create_task(first(group.follow(), 5))
             for number in range(5):
                 await asyncio.sleep(0.01)
@@ -196,7 +198,7 @@ def test_record_wakes_a_member(path: Path, reports: bool, monkeypatch: pytest.Mo
 
 def test_poll_hands_out_what_is_there_and_counts_it_as_handled_at_the_next_call(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path) as topic:
+        async with aio.open(path, create=True) as topic:
             await topic.append_many([b"%d" % number for number in range(5)])
             await topic.flush()
             async with topic.group("g", commit="manual") as group:
@@ -220,7 +222,7 @@ def test_poll_hands_out_what_is_there_and_counts_it_as_handled_at_the_next_call(
 
 def test_cancelled_poll_has_handed_out_nothing(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path) as topic:
+        async with aio.open(path, create=True) as topic:
             await topic.append_many([b"%d" % number for number in range(5)])
             await topic.flush()
             async with topic.group("g") as group:

@@ -29,13 +29,13 @@ def test_follower_sees_what_this_process_and_another_one_write(path: Path) -> No
     program = """
 import sys
 from loglib import Topic
-with Topic.open(sys.argv[1], shared=True) as topic:
+with Topic.open(sys.argv[1], create=True, shared=True) as topic:
     for number in range(50):
         topic.append(b"other", partition=1, sync=True)
 """
 
     async def main() -> None:
-        async with aio.open(path, partitions=2, shared=True) as topic:
+        async with aio.open(path, create=True, partitions=2, shared=True) as topic:
             reader = topic.follow("begin")
             for _ in range(5):
                 await topic.append(b"mine", partition=0)
@@ -56,7 +56,7 @@ def test_record_wakes_the_follower(path: Path, reports: bool, monkeypatch: pytes
     monkeypatch.setattr(watcher, "LOOK_S", 40.0)
 
     async def main() -> None:
-        async with aio.open(path) as topic:
+        async with aio.open(path, create=True) as topic:
             with Topic.open(path, mode="r") as other:
                 mine, others = topic.follow(), aio.AsyncReader(other.follow())
                 tasks = [asyncio.create_task(first(each, 20)) for each in (mine, others)]
@@ -74,7 +74,7 @@ def test_record_wakes_the_follower(path: Path, reports: bool, monkeypatch: pytes
 def test_thousand_followers_have_no_thread_and_one_watch(path: Path) -> None:
     async def main() -> None:
         before = threading.active_count()
-        async with aio.open(path, partitions=3) as topic:
+        async with aio.open(path, create=True, partitions=3) as topic:
             watches = inotify_instances()
             readers = [topic.follow("end") for _ in range(200)]
             tasks = [asyncio.create_task(first(each, 1)) for each in readers]
@@ -94,7 +94,7 @@ def test_thousand_followers_have_no_thread_and_one_watch(path: Path) -> None:
 
 
 def test_cancelled_reader_loses_nothing_and_repeats_nothing(path: Path) -> None:
-    with Topic.open(path, partitions=2, batch_records=10) as topic:
+    with Topic.open(path, create=True, partitions=2, batch_records=10) as topic:
         for number in range(4000):
             topic.append(b"%d" % number, partition=number % 2)
     chance = random.Random(3)
@@ -121,7 +121,7 @@ def test_cancelled_reader_loses_nothing_and_repeats_nothing(path: Path) -> None:
 
 def test_reader_can_seek_and_tell(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path, flush=MANUAL) as topic:
+        async with aio.open(path, create=True, flush=MANUAL) as topic:
             await topic.append_many([b"%d" % number for number in range(100)])
             await topic.flush()
             async with topic.read() as reader:
@@ -140,7 +140,7 @@ def test_reader_can_seek_and_tell(path: Path) -> None:
 
 def test_timeout_without_a_record_ends_a_follower(path: Path) -> None:
     async def main() -> None:
-        async with aio.open(path, flush=MANUAL) as topic:
+        async with aio.open(path, create=True, flush=MANUAL) as topic:
             await topic.append(b"x", sync=True)
             assert [record.value async for record in topic.follow("begin", timeout=0.05)] == [b"x"]
             with pytest.raises(TypeError, match="timeout"):
@@ -150,7 +150,7 @@ def test_timeout_without_a_record_ends_a_follower(path: Path) -> None:
 
 
 def test_moved_topic_is_an_error_for_its_follower(path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
 
     async def main() -> None:
         async with aio.open(path, mode="r") as topic:

@@ -32,7 +32,7 @@ def open_files() -> int:
 @pytest.fixture
 def topic(path: Path) -> Iterator[AsyncTopic]:
     """A topic that lives longer than the loops. No thread of it begins to watch an inbox meanwhile."""
-    with Topic.open(path, partitions=2, flush=MANUAL) as made, Topic.open(path, mode="r") as opened:
+    with Topic.open(path, create=True, partitions=2, flush=MANUAL) as made, Topic.open(path, mode="r") as opened:
         made.append(b"x", sync=True)
         yield AsyncTopic(opened)
 
@@ -116,7 +116,7 @@ def test_loop_that_ends_leaves_no_open_files_and_is_freed(
 
 
 def test_documented_use_runs_in_any_number_of_loops(path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
 
     async def main() -> None:
         async with aio.open(path, mode="r") as topic:
@@ -140,7 +140,7 @@ def test_documented_use_runs_in_any_number_of_loops(path: Path) -> None:
 
 def test_topic_outlives_a_loop_that_was_closed_amid_its_appends(path: Path) -> None:
     let_go = threading.Event()
-    with Topic.open(path, flush=MANUAL) as opened:
+    with Topic.open(path, create=True, flush=MANUAL) as opened:
         topic, loop = AsyncTopic(opened), asyncio.new_event_loop()
         tasks: list[asyncio.Task[Any]] = [loop.create_task(topic._writing.ask(let_go.wait, flush=True))]
         tasks += [loop.create_task(topic.append(b"never asked for in time", sync=True)) for _ in range(3)]
@@ -164,7 +164,7 @@ def test_topic_outlives_a_loop_that_was_closed_amid_its_appends(path: Path) -> N
 
 
 def test_reader_of_a_loop_that_ended_reads_on_in_the_next(path: Path) -> None:
-    with Topic.open(path, flush=MANUAL) as written, Topic.open(path, mode="r") as read:
+    with Topic.open(path, create=True, flush=MANUAL) as written, Topic.open(path, mode="r") as read:
         reader = AsyncTopic(read).follow("end")
         with pytest.raises(TimeoutError):
             asyncio.run(wait_for_more(reader))

@@ -25,11 +25,11 @@ from loglib import (
     Position,
     RecordTooLargeError,
     StorageFullError,
-    TooManyFilesError,
     Topic,
     WriterFailedError,
     testing,
 )
+from loglib.errors import TooManyFilesError
 from loglib.testing import Call, CrashFS, FaultyFiles, UnsyncedFiles
 
 Open = Callable[..., Topic]
@@ -49,7 +49,7 @@ def test_close_on_a_full_disk_names_the_records_of_all_partitions(open_topic: Op
     assert sorted(named(raised.value)) == sorted(each for each in positions if each.partition != 2)
     assert [type(each) for each in raised.value.errors] == [StorageFullError] * 2
     topic.close()  # says it once
-    with Topic.open(path) as again:
+    with Topic.open(path, create=True) as again:
         assert len(values_of(again.partition(2))) == 50 == len(values_of(again))
 
 

@@ -68,7 +68,7 @@ def test_thread_survives_what_no_one_foresaw_and_says_so(open_topic: Open, monke
 def test_thread_that_cannot_even_wait_or_tell_goes_on(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = open_topic(flush=SOON)
     reader = topic.follow("begin")
-    flusher, writer = topic._flusher, topic.partition(0)._access.writer()
+    flusher, writer = topic._background._flusher, topic.partition(0)._access.writer()
     assert flusher is not None
     raise_soon, broken = writer.raise_soon, [1, 1]
 
@@ -126,11 +126,10 @@ def test_losses_of_several_background_flushes_are_all_named_once(last: str, open
 
 
 def test_housekeeping_that_raises_reaches_every_writer(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    from loglib import topic as topic_module
 
-    monkeypatch.setattr(topic_module, "_HOUSEKEEPING_S", 0.001)
+    monkeypatch.setattr("loglib.append.background._HOUSEKEEPING_S", 0.001)
     topic = open_topic(segment_age=timedelta(days=1))
-    flusher = topic._flusher
+    flusher = topic._background._flusher
     assert flusher is not None
     ran = threading.Event()
 

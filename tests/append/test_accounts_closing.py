@@ -39,7 +39,7 @@ def test_interrupted_flush_and_close_keep_what_they_have_to_tell(open_topic: Ope
             act(topic)
         assert named(raised.value) == [lost]
         topic.close()
-        with Topic.open(topic.path) as again:
+        with Topic.open(topic.path, create=True) as again:
             assert values_of(again) == [b"kept"]
 
 
@@ -111,7 +111,7 @@ def test_file_that_cannot_be_closed_or_cut_at_the_end_is_said(open_topic: Open) 
         with pytest.raises(StorageIOError, match="while closing"):
             topic.close()
         files.armed = False
-        with Topic.open(topic.path) as again:
+        with Topic.open(topic.path, create=True) as again:
             assert values_of(again) == [b"kept"]
 
 

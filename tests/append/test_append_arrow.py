@@ -335,7 +335,7 @@ def test_memory_of_a_long_stream_is_flat() -> None:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
         with tempfile.TemporaryDirectory() as directory:
-            with Topic.open(directory + "/log", partitions=8, segment_bytes=64 << 20, durability="os",
+            with Topic.open(directory + "/log", create=True, partitions=8, segment_bytes=64 << 20, durability="os",
                             retention=Retention(bytes=256 << 20)) as topic:
                 print(peak(20), peak(180))
         """

@@ -80,7 +80,9 @@ def test_interrupt_in_the_middle_of_an_append_leaves_no_thread_and_a_sound_log()
                     os.kill(os.getpid(), signal.SIGINT)
                 yield batch
 
-        with tempfile.TemporaryDirectory() as directory, Topic.open(directory + "/log", partitions=2) as topic:
+        with tempfile.TemporaryDirectory() as directory, Topic.open(
+            directory + "/log", create=True, partitions=2
+        ) as topic:
             before = threading.active_count()
             try:
                 topic.append_arrow(pa.RecordBatchReader.from_batches(batch.schema, batches()))

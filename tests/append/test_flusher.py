@@ -23,7 +23,6 @@ from loglib import (
     WriterFailedError,
     testing,
 )
-from loglib import topic as topic_module
 from loglib.append.flusher import Flusher
 from loglib.testing import FaultyFiles, UnsyncedFiles
 
@@ -237,8 +236,8 @@ def test_interval_is_kept_after_a_background_error(open_topic: Open) -> None:
     reader = topic.follow("begin")
     topic.append(b"buffered")
     topic.partition(0)._access.writer().raise_soon(LogError("something else"))
-    assert topic._flusher is not None
-    topic._flusher.kick()
+    assert topic._background._flusher is not None
+    topic._background._flusher.kick()
     assert [r.value for r in reader.poll(timeout=60)] == [b"buffered"]
     with pytest.raises(LogError, match="something else"):
         topic.flush()
@@ -281,7 +280,7 @@ def test_unexpected_system_error_does_not_end_the_thread(open_topic: Open) -> No
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_module, "_HOUSEKEEPING_S", 0.001)
+    monkeypatch.setattr("loglib.append.background._HOUSEKEEPING_S", 0.001)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -323,7 +322,7 @@ def test_failed_writer_does_not_end_housekeeping_of_the_others(often: None, open
 
 
 def test_dropped_topic_closes_itself_and_frees_the_lock(path: Path) -> None:
-    topic = Topic.open(path, flush=SOON)
+    topic = Topic.open(path, create=True, flush=SOON)
     topic.append(b"x")
     with pytest.warns(ResourceWarning, match="was not closed"):
         del topic
@@ -363,5 +362,5 @@ def test_topic_collected_in_its_own_thread_closes_all_the_same(path: Path) -> No
     finally:
         gc.enable()
     wait_for(lambda: "loglib-close" not in [each.name for each in threading.enumerate()])
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert values_of(topic) == [b"x"]

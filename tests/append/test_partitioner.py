@@ -190,7 +190,7 @@ def test_keys_that_a_topic_was_given_singly_and_in_bulk_meet(
     hash_of = HASHES[partitioner]
     keys = [b"key-%d" % number for number in range(50)]
     names: dict[Partitioner, Any] = {by_crc32: "crc32", by_murmur2: "murmur2"}
-    Topic.open(tmp_path / "topic", partitions=7, partitioner=names[partitioner]).close()
+    Topic.open(tmp_path / "topic", create=True, partitions=7, partitioner=names[partitioner]).close()
     with Topic.open(tmp_path / "topic") as topic:
         assert topic.config.partitioner == names[partitioner]
         topic.append_many([b"bulk"] * 50, keys=keys, timestamps=timestamps)

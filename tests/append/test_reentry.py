@@ -15,7 +15,8 @@ import pytest
 
 import loglib
 from conftest import QUIET, records_of, run_python
-from loglib import LogError, Mirror, Retention, Topic, testing
+from loglib import LogError, Retention, Topic, testing
+from loglib.copies import Mirror
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
 from loglib.system.reentry import enter, is_mine
@@ -133,7 +134,7 @@ def test_what_must_wait_for_the_write_is_refused(call: str, topic: Topic, files:
 
 def test_the_fast_append_in_the_middle_of_itself_is_refused(path: Path) -> None:
     """The collector runs in it, and a finalizer logs."""
-    with Topic.open(path, partitions=1, **QUIET) as topic:
+    with Topic.open(path, create=True, partitions=1, **QUIET) as topic:
         topic.append(b"first")
         writer = topic._placement.sticky
         assert writer is not None
@@ -148,7 +149,7 @@ def test_the_fast_append_in_the_middle_of_itself_is_refused(path: Path) -> None:
 
 
 def test_a_writer_that_is_being_made_is_not_waited_for(path: Path, files: CallingFiles) -> None:
-    Topic.open(path, partitions=2).close()
+    Topic.open(path, create=True, partitions=2).close()
     with testing.open_topic(path, shared=True, files=files, **QUIET) as topic:
         files.calls = lambda: topic.append(b"inner", partition=0)
 
@@ -162,7 +163,7 @@ def test_a_writer_that_is_being_made_is_not_waited_for(path: Path, files: Callin
 
 
 def test_another_pass_of_a_mirror_is_refused_in_the_middle_of_one(path: Path, tmp_path: Path) -> None:
-    with Topic.open(path, partitions=1) as topic, Mirror(path, tmp_path / "copy") as mirror:
+    with Topic.open(path, create=True, partitions=1) as topic, Mirror(path, tmp_path / "copy") as mirror:
         topic.append(b"one", sync=True)
 
         def inner() -> None:
@@ -174,7 +175,7 @@ def test_another_pass_of_a_mirror_is_refused_in_the_middle_of_one(path: Path, tm
 
 
 def test_a_reader_that_is_reading_is_not_asked_for_more(path: Path) -> None:
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         topic.append(b"one", sync=True)
         reader = topic.read()
 
@@ -234,7 +235,7 @@ def test_finalizers_and_signals_that_append_end(path: Path) -> None:
         import gc, signal, sys
         from loglib import LogError, Topic
 
-        topic = Topic.open(sys.argv[1], partitions=1)
+        topic = Topic.open(sys.argv[1], create=True, partitions=1)
         sure = set()
 
         def other(*_):

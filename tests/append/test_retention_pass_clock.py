@@ -142,7 +142,7 @@ def test_clock_that_is_ahead_at_a_roll_forgets_no_producer(open_topic: Open, mac
 
 def test_system_clock_is_used_and_believed_by_the_time_since_boot(path: Path) -> None:
     policy = Retention(age=timedelta(milliseconds=1))
-    with Topic.open(path, retention=policy, flush=MANUAL) as topic:
+    with Topic.open(path, create=True, retention=policy, flush=MANUAL) as topic:
         topic.append(b"x", sync=True)
         topic.partition(0).roll()
         while not dropped(topic):

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from conftest import MANUAL, Clock
-from loglib import Lag, LogClosedError, StorageFullError, Topic, testing
+from loglib import LogClosedError, StorageFullError, Topic, testing
 from loglib.append.flush_times import FLUSH_BOUNDS_S, FlushClock
+from loglib.metrics import Lag
 from loglib.testing import MemoryFiles
 
 
 def test_stats_are_those_of_the_log(path: Path) -> None:
-    with Topic.open(path, partitions=2, flush=MANUAL) as topic:
+    with Topic.open(path, create=True, partitions=2, flush=MANUAL) as topic:
         empty = topic.stats()
         assert (empty.topic, empty.size_bytes, empty.segments, empty.oldest) == ("topic", 0, 2, None)
         topic.append_many([b"x" * 100] * 50, partition=0)
@@ -39,7 +40,7 @@ def test_stats_are_those_of_the_log(path: Path) -> None:
 
 
 def test_rates_are_those_between_two_moments(path: Path) -> None:
-    with Topic.open(path, flush=MANUAL) as topic:
+    with Topic.open(path, create=True, flush=MANUAL) as topic:
         topic.append(b"before", sync=True)
         earlier = topic.stats()
         topic.append_many([b"x"] * 500)
@@ -53,7 +54,7 @@ def test_rates_are_those_between_two_moments(path: Path) -> None:
 
 
 def test_lag_of_each_group_is_there(path: Path) -> None:
-    with Topic.open(path, partitions=2, flush=MANUAL) as topic:
+    with Topic.open(path, create=True, partitions=2, flush=MANUAL) as topic:
         assert topic.stats().lag == {}
         topic.append(b"x", partition=0, sync=True)
         topic.reset_group("behind", "begin")
@@ -65,7 +66,7 @@ def test_lag_of_each_group_is_there(path: Path) -> None:
 
 
 def test_reader_and_second_process_see_the_sizes_and_not_the_counters(path: Path) -> None:
-    with Topic.open(path, flush=MANUAL) as topic:
+    with Topic.open(path, create=True, flush=MANUAL) as topic:
         topic.append(b"x", sync=True)
         topic.partition(0).roll()
         with Topic.open(path, mode="r") as reader:
@@ -75,7 +76,7 @@ def test_reader_and_second_process_see_the_sizes_and_not_the_counters(path: Path
 
 
 def test_reopened_topic_counts_from_zero(path: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"x", sync=True)
     with Topic.open(path) as topic:
         assert (topic.stats().appended_records, topic.stats().appended_bytes) == (0, 0)
@@ -96,7 +97,7 @@ def test_oldest_is_read_again_when_retention_has_dropped(clock: Clock) -> None:
 
 
 def test_damage_hides_the_age_and_nothing_else(path: Path) -> None:
-    with Topic.open(path, flush=MANUAL) as topic:
+    with Topic.open(path, create=True, flush=MANUAL) as topic:
         topic.append(b"x" * 100, sync=True)
         segment = Path(topic.partition(0).segments[0].path)
         content = bytearray(segment.read_bytes())
@@ -127,10 +128,10 @@ def test_observer_gets_the_time_of_each_flush(path: Path, caplog: pytest.LogCapt
     def fail(seconds: float) -> None:
         raise RuntimeError("exporter")
 
-    with Topic.open(path, flush=MANUAL) as topic:
+    with Topic.open(path, create=True, flush=MANUAL) as topic:
         topic.append(b"x", sync=True)
-        topic.observe_flushes(fail)
-        topic.observe_flushes(seen.append)
+        topic.on_flush(fail)
+        topic.on_flush(seen.append)
         topic.append(b"x", sync=True)
         topic.flush()  # there is nothing to flush
         assert len(seen) == 1
@@ -138,7 +139,7 @@ def test_observer_gets_the_time_of_each_flush(path: Path, caplog: pytest.LogCapt
     assert "observes flushes failed" in caplog.text
     assert caplog.records[0].levelno == logging.WARNING
     with pytest.raises(LogClosedError):
-        topic.observe_flushes(fail)
+        topic.on_flush(fail)
 
 
 def test_flush_times_fall_between_the_bounds() -> None:
@@ -153,14 +154,14 @@ def test_flush_times_fall_between_the_bounds() -> None:
 
 
 def test_closed_topic_has_no_stats(path: Path) -> None:
-    topic = Topic.open(path)
+    topic = Topic.open(path, create=True)
     topic.close()
     with pytest.raises(LogClosedError):
         topic.stats()
 
 
 def test_members_count_what_they_hand_out(path: Path) -> None:
-    with Topic.open(path, partitions=1, flush=MANUAL) as topic:
+    with Topic.open(path, create=True, partitions=1, flush=MANUAL) as topic:
         topic.append_many([b"x"] * 30)
         topic.flush()
         with topic.group("etl") as member:

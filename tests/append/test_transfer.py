@@ -16,8 +16,9 @@ import transferred
 from transferred import MANUAL, everything, frames_of, receive_all, send_all
 
 from conftest import sound
-from loglib import InvalidOffsetError, OffsetOutOfRangeError, Topic
+from loglib import OffsetOutOfRangeError, Topic
 from loglib.append import transfer
+from loglib.errors import InvalidOffsetError
 
 source = transferred.source
 target = transferred.target
@@ -171,7 +172,7 @@ def test_records_that_are_not_flushed_are_not_sent(source: Topic) -> None:
 
 
 def test_segments_rolled_after_the_log_was_opened_are_sent(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "source", segment_bytes=4096, flush=MANUAL) as writer:
+    with Topic.open(tmp_path / "source", create=True, segment_bytes=4096, flush=MANUAL) as writer:
         with Topic.open(tmp_path / "source", mode="r") as reader:
             for _ in range(6):
                 writer.append(bytes(1500), sync=True)

@@ -13,8 +13,9 @@ import transferred
 from builders import IDENTITY, PLAIN, encoded, forged, resealed_frame
 from transferred import MANUAL, everything, one_frame
 
-from loglib import BrokenStreamError, CorruptLogError, LogError, RecordTooLargeError, Topic
+from loglib import CorruptLogError, LogError, RecordTooLargeError, Topic
 from loglib.append import transfer
+from loglib.errors import BrokenStreamError
 from loglib.format.columns import Columns
 from loglib.format.header import Producer, encode_body
 
@@ -147,7 +148,7 @@ def test_record_above_the_limit_is_not_received(tmp_path: Path, codec: int, valu
     large = encoded(Columns([b"x" * 70_000] + [b"y"] * (values - 1), [b"k"] * values), codec=codec)
     fits = encoded(Columns([b"x" * 65_000, b"y" * 65_000]), codec=codec)
     stream = io.BytesIO(b"".join(transfer._frame(IDENTITY, 0, len(each)) + each for each in (large, fits)))
-    with Topic.open(tmp_path / "target", flush=MANUAL, max_record_bytes=64 << 10) as target:
+    with Topic.open(tmp_path / "target", create=True, flush=MANUAL, max_record_bytes=64 << 10) as target:
         with pytest.raises(RecordTooLargeError, match="the limit is 65536; nothing was appended"):
             target.partition(0).receive(stream)
         assert everything(target) == []
@@ -158,7 +159,7 @@ def test_record_above_the_limit_is_not_received(tmp_path: Path, codec: int, valu
 def test_record_of_large_headers_is_not_received(tmp_path: Path) -> None:
     large = encoded(Columns([b"x", b"y", b"z"], headers=[(("h", b"x" * 70_000),), (), ()]))
     stream = io.BytesIO(transfer._frame(IDENTITY, 0, len(large)) + large)
-    with Topic.open(tmp_path / "target", flush=MANUAL, max_record_bytes=64 << 10) as target:
+    with Topic.open(tmp_path / "target", create=True, flush=MANUAL, max_record_bytes=64 << 10) as target:
         with pytest.raises(RecordTooLargeError):
             target.partition(0).receive(stream)
         assert everything(target) == []

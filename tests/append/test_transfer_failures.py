@@ -13,8 +13,9 @@ import transferred
 from builders import IDENTITY, encoded
 from transferred import MANUAL, everything, one_frame, send_all
 
-from loglib import BrokenStreamError, CorruptLogError, StorageIOError, Topic, testing
+from loglib import CorruptLogError, StorageIOError, Topic, testing
 from loglib.append import transfer
+from loglib.errors import BrokenStreamError
 from loglib.format.columns import Columns
 from loglib.log.log import Log
 from loglib.system.files import Files
@@ -140,7 +141,7 @@ def test_interrupt_in_mid_frame_breaks_the_stream(target: Topic) -> None:
 @pytest.mark.parametrize("last", [True, False], ids=["last-segment", "sealed-segment"])
 def test_cut_segment_is_reported_and_not_sent_for_ever(tmp_path: Path, last: bool) -> None:
     # It sent frames of nothing without end.
-    with Topic.open(tmp_path / "source", segment_bytes=4096, flush=MANUAL) as topic:
+    with Topic.open(tmp_path / "source", create=True, segment_bytes=4096, flush=MANUAL) as topic:
         for _ in range(4):
             topic.append(bytes(1500), sync=True)
     segments = sorted((tmp_path / "source" / "0000").glob("*.log"))

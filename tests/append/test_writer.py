@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from conftest import NOW, SECOND, last_segment, open_files, settled_files, sound, tree, values_of
-from loglib import CorruptLogError, InvalidOffsetError, Position, RecordTooLargeError, Topic
+from loglib import CorruptLogError, Position, RecordTooLargeError, Topic
+from loglib.errors import InvalidOffsetError
 from loglib.segment import HEADER_BYTES
 
 Open = Callable[..., Topic]
@@ -210,7 +211,7 @@ def test_failed_open_leaks_nothing_and_leaves_the_lock_free(open_topic: Open, pa
     before = settled_files()
     for _ in range(3):
         with pytest.raises(CorruptLogError):
-            Topic.open(path)
+            Topic.open(path, create=True)
     assert open_files() == before
     last_segment(path).write_bytes(content)
     open_topic().close()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from conftest import open_files, records_of, settled_files, values_of
-from loglib import ForkedHandleError, LogClosedError, Topic
+from loglib import LogClosedError, Topic
 from loglib import topic as topic_module
 from loglib.append import writer as writer_module
+from loglib.errors import ForkedHandleError
 from loglib.testing import UnsyncedFiles
 
 Open = Callable[..., Topic]

@@ -75,7 +75,7 @@ def test_retention_that_dies_anywhere_leaves_no_gap(open_topic: Open, path: Path
         image = crash_copy(copy, tmp_path / "image")
         dying.at = 1 << 30
         topic.close()
-        with Topic.open(image) as recovered:
+        with Topic.open(image, create=True) as recovered:
             assert values_of(recovered)[-1:] == [b"last"]
             sound(recovered.partition(0))
             start = recovered.partition(0).log_start_offset

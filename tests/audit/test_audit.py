@@ -21,9 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import NOW, Clock, start_python
-from loglib import CorruptLogError, ForkedHandleError, LockedError, Retention, Topic, audit
+from loglib import CorruptLogError, LockedError, Retention, Topic, audit
 from loglib.audit.tally import Windows, merged, tallies
 from loglib.audit.trail import Entry, entries, once
+from loglib.errors import ForkedHandleError
 from loglib.format.columns import Columns
 
 NUMBERS = st.lists(st.integers(0, 5), min_size=1, max_size=8)
@@ -40,7 +41,7 @@ def place(tmp_path: Path) -> Path:
 
 def write(place: Path, count: int, *, first: int = 0, step_us: int = 1_000_000, name: str = "orders") -> None:
     """Records one second apart, spread over two partitions."""
-    with Topic.open(place / name, partitions=2) as topic:
+    with Topic.open(place / name, create=True, partitions=2) as topic:
         for number in range(first, first + count):
             topic.append(b"%d" % number, key=b"k%d" % (number % 5), timestamp=START + number * step_us)
 
@@ -48,7 +49,7 @@ def write(place: Path, count: int, *, first: int = 0, step_us: int = 1_000_000, 
 def count_log(place: Path, clock: Clock | None = None, *, name: str = "orders") -> int:
     with (
         Topic.open(place / name, mode="r") as topic,
-        Topic.open(place / audit.TRAIL) as trail,
+        Topic.open(place / audit.TRAIL, create=True) as trail,
         audit.Auditor(topic, trail, window=MINUTE, clock=clock or (lambda: LATER)) as auditor,
     ):
         return auditor.publish()
@@ -74,7 +75,7 @@ def test_a_tally_does_not_depend_on_batches(tmp_path: Path) -> None:
     values = [random.randbytes(random.randrange(40)) for _ in range(300)]
     found = []
     for number, size in enumerate((1, 7, 300)):
-        with Topic.open(tmp_path / str(number), partitions=1) as topic:
+        with Topic.open(tmp_path / str(number), create=True, partitions=1) as topic:
             for at in range(0, len(values), size):
                 times = [START + each * US // 4 for each in range(at, min(at + size, 300))]
                 topic.append_many(values[at : at + size], timestamps=times, keys=[None] * len(times))
@@ -145,7 +146,7 @@ def test_what_retention_has_dropped_is_still_counted(place: Path) -> None:
     write(place, 200)
     count_log(place)
     mirror = copy_of(place, place.with_name("b"))
-    with Topic.open(place / "orders", retention=Retention(age=None, bytes=0)) as topic:
+    with Topic.open(place / "orders", create=True, retention=Retention(age=None, bytes=0)) as topic:
         for partition in topic.partitions:
             partition.roll()
         topic.retain()
@@ -156,7 +157,7 @@ def test_what_retention_has_dropped_is_still_counted(place: Path) -> None:
 def test_what_was_dropped_uncounted_closes_no_window(place: Path) -> None:
     write(place, 100)
     mirror = copy_of(place, place.with_name("b"))
-    with Topic.open(place / "orders") as topic:
+    with Topic.open(place / "orders", create=True) as topic:
         for partition in topic.partitions:
             partition.delete_before(partition.high_watermark)
     write(place, 60, first=180)
@@ -171,7 +172,9 @@ def test_records_that_are_lost_on_the_way_are_named(place: Path) -> None:
     count_log(place)
     mirror = place.with_name("b")
     lost = 130
-    with Topic.open(place / "orders", mode="r") as topic, Topic.open(mirror / "orders", partitions=2) as copy:
+    with Topic.open(place / "orders", mode="r") as topic, Topic.open(
+        mirror / "orders", create=True, partitions=2
+    ) as copy:
         for record in topic.read():
             if record.value != b"%d" % lost:
                 copy.append(record.value, key=record.key, timestamp=record.timestamp, partition=record.partition)
@@ -200,7 +203,9 @@ def test_a_topic_that_was_moved_is_the_same_topic(place: Path) -> None:
     consume(place, "billing")
     count_log(place)
     (place / "orders").rename(place / "renamed")
-    with Topic.open(place / "renamed", retention=Retention(age=None, bytes=0), segment_bytes=8192) as topic:
+    with Topic.open(
+        place / "renamed", create=True, retention=Retention(age=None, bytes=0), segment_bytes=8192
+    ) as topic:
         for partition in topic.partitions:
             partition.roll()
         assert topic.retain()
@@ -223,7 +228,7 @@ def test_sources_are_added(place: Path, tmp_path: Path) -> None:
     other, central = tmp_path / "other", tmp_path / "central"
     write(place, 100)
     write(other, 50, first=40)
-    with Topic.open(central / "orders", partitions=2) as topic:
+    with Topic.open(central / "orders", create=True, partitions=2) as topic:
         for each in (place, other):
             with Topic.open(each / "orders", mode="r") as source:
                 for record in source.read():
@@ -237,7 +242,7 @@ def test_damage_in_a_mirror_is_found_with_its_offsets(place: Path) -> None:
     count_log(place)
     mirror = copy_of(place, place.with_name("b"))
     shutil.rmtree(mirror / audit.TRAIL)
-    with Topic.open(mirror / "orders") as topic:
+    with Topic.open(mirror / "orders", create=True) as topic:
         partition = topic.partition(0)
         start = partition.high_watermark
         partition.roll()
@@ -259,7 +264,7 @@ def test_damage_in_a_mirror_is_found_with_its_offsets(place: Path) -> None:
 
 def consume(place: Path, tier: str, *, skip: int = -1, commit: bool = True) -> None:
     """An application that counts what it handles. `skip`: a batch that it loses."""
-    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL) as trail:
+    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL, create=True) as trail:
         counter = audit.Counter(trail, tier, window=MINUTE, clock=lambda: LATER)
         with topic.group(tier, commit="manual") as member:
             for number, batch in enumerate(member.batches(timeout=0.0)):
@@ -305,11 +310,11 @@ def test_a_trail_that_was_copied_speaks_for_logs_elsewhere(place: Path, tmp_path
 
     with (
         Topic.open(place / "orders", mode="r") as topic,
-        Topic.open(place / audit.TRAIL) as trail,
+        Topic.open(place / audit.TRAIL, create=True) as trail,
         audit.Auditor(topic, trail, window=MINUTE, clock=clock) as auditor,
     ):
         auditor.publish()
-        with Topic.open(central / "orders", partitions=2) as copy:
+        with Topic.open(central / "orders", create=True, partitions=2) as copy:
             for record in topic.read():
                 copy.append(record.value, key=record.key, timestamp=record.timestamp)
         assert {each.closed for each in copy_trail().balances} == {False}
@@ -341,7 +346,7 @@ def set_back_and_written_otherwise(place: Path, *, before: int, lost: int, after
 
 def count_as(place: Path, tier: str) -> None:
     """An application counts all records of the log, some of them again."""
-    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL) as trail:
+    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL, create=True) as trail:
         counter = audit.Counter(trail, tier, window=MINUTE, clock=lambda: LATER)
         for batch in topic.batches():
             counter.add(topic, batch)
@@ -380,13 +385,13 @@ def test_windows_of_two_sizes_are_refused(place: Path) -> None:
         audit.balance([place])
     with pytest.raises(ValueError, match="has no topic"):
         audit.balance([place / "nothing"])
-    with Topic.open(place / audit.TRAIL) as trail, pytest.raises(ValueError, match="name of a tier"):
+    with Topic.open(place / audit.TRAIL, create=True) as trail, pytest.raises(ValueError, match="name of a tier"):
         audit.Counter(trail, "")
 
 
 def test_a_record_that_is_no_entry_is_refused(place: Path) -> None:
     write(place, 5)
-    with Topic.open(place / audit.TRAIL) as trail:
+    with Topic.open(place / audit.TRAIL, create=True) as trail:
         trail.append(json.dumps({"tier": "log"}).encode())
     with pytest.raises(CorruptLogError, match="no valid counts in partition 0, offset 0"):
         balance(place)
@@ -416,7 +421,7 @@ from loglib import Topic, audit
 
 with (
     Topic.open(sys.argv[1] + "/orders", mode="r") as topic,
-    Topic.open(sys.argv[1] + "/_audit", shared=True) as trail,
+    Topic.open(sys.argv[1] + "/_audit", create=True, shared=True) as trail,
 ):
     with audit.Auditor(topic, trail, window=timedelta(minutes=1)) as auditor:
         print("counting", flush=True)
@@ -426,8 +431,8 @@ with (
 
 def test_an_auditor_that_is_killed_counts_each_record_once(place: Path) -> None:
     random = Random(4)
-    with Topic.open(place / "orders", partitions=4, segment_bytes=20_000):
-        Topic.open(place / audit.TRAIL).close()  # one partition, for all of them
+    with Topic.open(place / "orders", create=True, partitions=4, segment_bytes=20_000):
+        Topic.open(place / audit.TRAIL, create=True).close()  # one partition, for all of them
     number = 0
     with ExitStack() as started:
         counting: list[subprocess.Popen[str]] = []  # two at a time, who share the partitions
@@ -456,7 +461,7 @@ def test_several_processes_write_a_trail_of_one_partition(place: Path) -> None:
             return opened.enter_context(kind)
 
         write(place, 50)
-        trails = [enter(Topic.open(place / audit.TRAIL, shared=True)) for _ in range(3)]
+        trails = [enter(Topic.open(place / audit.TRAIL, create=True, shared=True)) for _ in range(3)]
         topics = [enter(Topic.open(place / "orders", mode="r")) for _ in range(3)]
         one = enter(audit.Auditor(topics[0], trails[0], window=MINUTE, clock=lambda: LATER))
         assert one.publish() == 50
@@ -481,7 +486,7 @@ def test_counts_wait_for_a_trail_that_others_have(place: Path, monkeypatch: pyte
     monkeypatch.setattr("loglib.audit.trail._PATIENCE_S", 0.02)
     with (
         Topic.open(place / "orders", mode="r") as topic,
-        Topic.open(place / audit.TRAIL, shared=True) as trail,
+        Topic.open(place / audit.TRAIL, create=True, shared=True) as trail,
     ):
         counter = audit.Counter(trail, "etl", window=MINUTE, clock=lambda: LATER)
         batches = list(topic.read().batches())
@@ -505,7 +510,7 @@ def test_an_auditor_goes_on_when_others_had_the_trail_for_too_long(
     with (
         ExitStack() as others,
         Topic.open(place / "orders", mode="r") as topic,
-        Topic.open(place / audit.TRAIL, shared=True) as trail,
+        Topic.open(place / audit.TRAIL, create=True, shared=True) as trail,
     ):
         others.enter_context(Topic.open(place / audit.TRAIL))
         auditor = audit.Auditor(topic, trail, window=MINUTE, clock=lambda: LATER)
@@ -527,7 +532,7 @@ def test_a_counter_belongs_to_the_process_that_made_it(place: Path) -> None:
     write(place, 30)
     with (
         Topic.open(place / "orders", mode="r") as topic,
-        Topic.open(place / audit.TRAIL, shared=True) as trail,
+        Topic.open(place / audit.TRAIL, create=True, shared=True) as trail,
     ):
         counter = audit.Counter(trail, "etl", window=MINUTE, clock=lambda: LATER)
         for batch in topic.read().batches():
@@ -556,7 +561,9 @@ def test_a_child_closes_an_auditor_that_a_thread_of_its_parent_uses(place: Path)
         forked.wait(60)
         return LATER
 
-    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL, shared=True) as trail:
+    with Topic.open(place / "orders", mode="r") as topic, Topic.open(
+        place / audit.TRAIL, create=True, shared=True
+    ) as trail:
         auditor = audit.Auditor(topic, trail, window=MINUTE, clock=clock)
         counting = Thread(target=auditor.publish)
         counting.start()
@@ -579,12 +586,12 @@ def test_auditor_that_is_closed_in_mid_run_is_done_with_its_topics(place: Path) 
             topic.append_many([b"more"] * 50, timestamps=[START] * 50)
             topic.flush()
 
-    with Topic.open(place / "orders") as topic:
+    with Topic.open(place / "orders", create=True) as topic:
         writing = Thread(target=keep_writing, args=[topic])
         writing.start()
         try:
             for after in (0.0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.2):
-                with Topic.open(place / audit.TRAIL) as trail:
+                with Topic.open(place / audit.TRAIL, create=True) as trail:
                     auditor = audit.Auditor(topic, trail, window=MINUTE)
                     closing = Timer(after, auditor.close)
                     closing.start()
@@ -599,7 +606,7 @@ def test_auditor_that_is_closed_in_mid_run_is_done_with_its_topics(place: Path) 
 
 def test_auditor_closed_by_a_signal_handler_finishes_what_it_is_at(place: Path) -> None:
     write(place, 5)
-    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL) as trail:
+    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL, create=True) as trail:
 
         def clock() -> int:
             auditor.close()
@@ -615,7 +622,7 @@ def test_auditor_closed_by_a_signal_handler_finishes_what_it_is_at(place: Path) 
 
 def test_run_ends_when_the_auditor_is_closed(place: Path) -> None:
     write(place, 5)
-    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL) as trail:
+    with Topic.open(place / "orders", mode="r") as topic, Topic.open(place / audit.TRAIL, create=True) as trail:
         auditor = audit.Auditor(topic, trail, window=MINUTE)
         Timer(0.2, auditor.close).start()
         auditor.run(every=0.01)

@@ -21,7 +21,7 @@ clicks = commands.clicks
 
 
 def test_closed_pipe_ends_without_a_word(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "t") as topic:
+    with Topic.open(tmp_path / "t", create=True) as topic:
         topic.append_many([b"x" * 100] * 20_000)
     with started("cat", tmp_path / "t") as printing:
         assert printing.stdout is not None and printing.stderr is not None
@@ -32,7 +32,7 @@ def test_closed_pipe_ends_without_a_word(tmp_path: Path) -> None:
 
 
 def test_terminal_never_gets_a_control_character_unless_asked(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "t") as topic:
+    with Topic.open(tmp_path / "t", create=True) as topic:
         value = "\x1b]0;owned\x07 \x9b31m \u202e \xff".encode() + b"\xff"
         topic.append(value, key=b"\x1b[2J", headers={"\x1b": b"\x08"})
     for options in ([], ["-l"], ["--json"], ["--format", "{key} {value} {headers}"]):
@@ -98,7 +98,7 @@ def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
 
 def test_error_of_the_library_or_the_system_is_one_line(cli: Cli, clicks: Path, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("x\n")
-    with Topic.open(clicks):
+    with Topic.open(clicks, create=True):
         refused = cli("append", clicks, tmp_path / "lines")
     assert refused.code == 3 and refused.errors.startswith("loglib: ") and "Traceback" not in refused.errors
     shutil.rmtree(clicks / "0001")

@@ -23,7 +23,7 @@ def test_topic_is_archived_and_archived_again(cli: Cli, clicks: Path, tmp_path: 
     assert first.code == 0 and "version 1" in first.errors and "0 records, empty" in first.errors
     rolled = cli("archive", clicks, to, "--roll")
     assert rolled.code == 0 and "6 records" in rolled.errors and "% of the log" in rolled.errors
-    with Topic.open(clicks) as topic:
+    with Topic.open(clicks, create=True) as topic:
         topic.append(b"more", partition=1, sync=True)
         refused = cli("archive", clicks, to, "--roll")
         assert refused.code == 3 and "Traceback" not in refused.errors

@@ -97,7 +97,7 @@ def test_audit_names_what_does_not_add_up(cli: Cli, clicks: Path, tmp_path: Path
     fine = cli("audit", clicks.parent, mirror)
     assert (fine.code, fine.output) == (0, "") and "0 do not add up" in fine.errors
     assert cli("audit", clicks.parent, mirror, "--all").output.count("adds up") == 1
-    with Topic.open(clicks) as topic:
+    with Topic.open(clicks, create=True) as topic:
         topic.append(b"one more", timestamp=NOW, partition=1)
     found = cli("audit", clicks.parent, mirror)
     assert found.code == 1 and "differs" in found.output and "1 do not add up" in found.errors

@@ -133,7 +133,7 @@ def test_lines_before_the_first_time_are_told(cli: Cli, tmp_path: Path) -> None:
 def long(tmp_path: Path) -> Path:
     """Lines of up to 10 bytes, three that are longer, and a topic that takes 10."""
     (tmp_path / "long.log").write_bytes(b"0123456789\nab\n" + b"x" * 25 + b"\n" + b"y" * 11 + b"\n\nend\n" + b"z" * 20)
-    with Topic.open(tmp_path / "t", max_record_bytes=10, **QUIET):
+    with Topic.open(tmp_path / "t", create=True, max_record_bytes=10, **QUIET):
         pass
     return tmp_path / "long.log"
 
@@ -148,13 +148,13 @@ def test_line_above_the_limit_can_be_skipped_or_split(cli: Cli, tmp_path: Path, 
     done = cli("append", tmp_path / "t", long, "--long-lines", "skip")
     assert done.code == 0 and "3 lines of more than 10 bytes were skipped" in done.errors
     assert values(tmp_path / "t") == [b"0123456789", b"ab", b"", b"end"]
-    with Topic.open(tmp_path / "u", max_record_bytes=10, **QUIET):
+    with Topic.open(tmp_path / "u", create=True, max_record_bytes=10, **QUIET):
         pass
     assert cli("append", tmp_path / "u", long, "--long-lines", "split").code == 0
     assert values(tmp_path / "u") == [
         b"0123456789", b"ab", b"x" * 10, b"x" * 10, b"x" * 5, b"y" * 10, b"y", b"", b"end", b"z" * 10, b"z" * 10,
     ]  # fmt: skip
-    with Topic.open(tmp_path / "v", max_record_bytes=10, **QUIET):
+    with Topic.open(tmp_path / "v", create=True, max_record_bytes=10, **QUIET):
         pass
     keyed = cli("append", tmp_path / "v", long, "--long-lines", "skip", "--key-regex", "^..")  # keys count, too
     assert "4 lines of more than 5 bytes were skipped" in keyed.errors
@@ -169,7 +169,7 @@ code = run(sys.argv[1:])
 with open("/proc/self/status") as status:  # ru_maxrss counts the process that was forked, too
     print(code, next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM")))
 """
-    with Topic.open(tmp_path / "t", max_record_bytes=1 << 20, **QUIET):
+    with Topic.open(tmp_path / "t", create=True, max_record_bytes=1 << 20, **QUIET):
         pass
     huge = tmp_path / "huge"
     with huge.open("wb") as file:
@@ -240,7 +240,7 @@ def test_keys_are_resumed_after_each_cut(
     wanted = [b"k%d %d" % (number % 7, number) for number in range(60)] + [b"none %d" % number for number in range(9)]
     wanted.sort(key=lambda line: int(line.split()[1]))
     log.write_bytes(b"\n".join([*wanted, b""]))
-    with Topic.open(path, partitions=partitions, **QUIET):
+    with Topic.open(path, create=True, partitions=partitions, **QUIET):
         pass
     append, left = Topic.append_many, [0]
 
@@ -277,7 +277,7 @@ def test_killed_import_doubles_and_loses_nothing(tmp_path: Path) -> None:
     log, path = tmp_path / "app.log", tmp_path / "t"
     wanted = [b"k%d %d " % (number % 9, number) + b"x" * 500 for number in range(20_000)]
     log.write_bytes(b"\n".join([*wanted, b""]))
-    with Topic.open(path, partitions=3):
+    with Topic.open(path, create=True, partitions=3):
         pass
     arguments = ["append", path, log, "--resume", "--key-regex", r"^\w+"]
     killed = started(*arguments)
@@ -294,7 +294,7 @@ def test_resumed_file_whose_last_records_retention_has_dropped_goes_on(cli: Cli,
     log, path = tmp_path / "app.log", tmp_path / "t"
     log.write_text("one\ntwo\n")
     cli("append", path, log, "--create", "--resume", "-p", 0)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.partition(0).delete_before(topic.partition(0).high_watermark)
     with log.open("a") as file:
         file.write("three\n")

@@ -97,7 +97,7 @@ def test_printing_from_and_to_places_and_times(cli: Cli, clicks: Path) -> None:
 
 
 def test_null_binary_and_headers_are_in_json(cli: Cli, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "t") as topic:
+    with Topic.open(tmp_path / "t", create=True) as topic:
         topic.append(None, key=b"\xff", headers={"h": b"1"})
     (found,) = cli("cat", tmp_path / "t", "--json").objects
     assert found["value"] is None and found["key_base64"] == "/w=="
@@ -122,7 +122,7 @@ def test_tail_gives_the_last_records_and_follows(cli: Cli, clicks: Path) -> None
     following = started("tail", clicks, "-f", "-n", 1)
     assert following.stdout is not None
     assert {following.stdout.readline(), following.stdout.readline()} == {b"value 4\n", b"value 5\n"}
-    with Topic.open(clicks) as topic:
+    with Topic.open(clicks, create=True) as topic:
         topic.append(b"new", sync=True)
     assert following.stdout.readline() == b"new\n"
     assert interrupted(following) == (b"", b"")
@@ -132,7 +132,7 @@ def test_tail_gives_the_last_records_and_follows(cli: Cli, clicks: Path) -> None
 
 def test_tail_follows_into_added_partitions(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"first")
     following = started("tail", path, "-f")
     assert following.stdout is not None

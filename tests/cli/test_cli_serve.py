@@ -15,9 +15,11 @@ import commands
 import credentials
 import pytest
 
-from loglib import BrokenStreamError, SourceCredentials, Topic, receive_mirror
+from loglib import Topic
 from loglib.cli import copies
+from loglib.copies import SourceCredentials, receive_mirror
 from loglib.copies import credentials as proofs
+from loglib.errors import BrokenStreamError
 
 clicks = commands.clicks
 cli = commands.cli
@@ -221,7 +223,7 @@ def test_another_topic_is_another_error_than_a_wrong_key(
     listener: socket.socket, clicks: Path, tmp_path: Path, keys: credentials.Paths, cli: Cli
 ) -> None:
     source, other = keys.source(), tmp_path / "other"
-    Topic.open(other, partitions=2).close()
+    Topic.open(other, create=True, partitions=2).close()
     assert cli("mirror", other, tmp_path / "copy").code == 0
     serving = serve(listener, clicks, most=1, wanted=source)
     options = ["--connect", address(listener), "--shared-key", keys.shared_key, "--authority", keys.certificate]

@@ -88,7 +88,7 @@ def test_what_is_in_the_pipe_when_the_signal_comes_is_taken(tmp_path: Path) -> N
 @needs_root
 @pytest.mark.parametrize("verb", ["append", "tail -f"])
 def test_process_1_of_a_container_ends_at_sigterm(tmp_path: Path, verb: str) -> None:
-    with Topic.open(tmp_path / "t") as topic:
+    with Topic.open(tmp_path / "t", create=True) as topic:
         topic.append(b"first")
     command = [sys.executable, "-m", "loglib", *verb.split(), str(tmp_path / "t")]
     outside = subprocess.Popen(
@@ -130,7 +130,7 @@ def test_hangup_that_was_ignored_stays_ignored(tmp_path: Path) -> None:
 
 
 def test_command_ends_although_nobody_takes_its_output(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "t") as topic:
+    with Topic.open(tmp_path / "t", create=True) as topic:
         topic.append_many([b"x" * 100] * 10_000)
     printing = started("cat", tmp_path / "t")
     wait_until(lambda: unread(printing.stdout) >= 1 << 15)  # half of what it takes; nobody reads

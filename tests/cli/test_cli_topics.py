@@ -32,7 +32,7 @@ def test_topic_is_made_with_the_policies_that_were_given(cli: Cli, tmp_path: Pat
 
 
 def test_topics_of_a_directory_are_listed(cli: Cli, clicks: Path) -> None:
-    with Topic.open(clicks.parent / "broken"):
+    with Topic.open(clicks.parent / "broken", create=True):
         pass
     (clicks.parent / "broken" / "topic.json").write_text("{")
     listed = cli("ls", clicks.parent, "--json").objects
@@ -44,7 +44,7 @@ def test_topics_of_a_directory_are_listed(cli: Cli, clicks: Path) -> None:
 
 
 def test_segments_of_a_topic_are_listed(cli: Cli, clicks: Path) -> None:
-    with Topic.open(clicks) as topic:
+    with Topic.open(clicks, create=True) as topic:
         topic.partition(0).roll()
     assert [(each["partition"], each["sealed"]) for each in cli("ls", clicks, "--json").objects] == [
         (0, True), (0, False), (1, False),
@@ -59,7 +59,7 @@ def test_description_of_a_topic_marks_what_is_not_the_default(cli: Cli, clicks: 
 
 
 def test_policies_change_beside_a_writer_and_keep_their_other_parts(cli: Cli, clicks: Path) -> None:
-    with Topic.open(clicks) as topic:
+    with Topic.open(clicks, create=True) as topic:
         topic.append(b"x", sync=True)
         assert cli("alter", clicks, "--retention-bytes", "10MB").code == 0
         topic.append(b"y", sync=True)
@@ -102,7 +102,7 @@ def test_groups_lag_and_reset(cli: Cli, clicks: Path) -> None:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_watching_lag_ends_with_ctrl_c(clicks: Path) -> None:
-    with Topic.open(clicks) as topic:
+    with Topic.open(clicks, create=True) as topic:
         topic.group("etl").close()
         topic.reset_group("etl", "begin")
     watching = started("lag", clicks, "--watch", "0.1")
@@ -117,7 +117,7 @@ def test_watching_lag_ends_with_ctrl_c(clicks: Path) -> None:
 
 
 def test_retention_is_explained_tried_and_done(cli: Cli, clicks: Path) -> None:
-    with Topic.open(clicks) as topic:
+    with Topic.open(clicks, create=True) as topic:
         topic.partition(0).roll()
     cli("alter", clicks, "--retention-bytes", "0")
     tried = cli("retain", clicks, "--dry-run")

@@ -242,7 +242,7 @@ def test_headers_of_another_kind_are_refused(headers: Any) -> None:
 
 def test_header_name_that_is_no_text_is_refused_before_anything_is_appended(tmp_path: Path) -> None:
     # It was taken, and then no flush could write the batch that it was in.
-    with Topic.open(tmp_path / "topic") as topic:
+    with Topic.open(tmp_path / "topic", create=True) as topic:
         with pytest.raises(ValueError, match="surrogates"):
             topic.append(b"bad", headers={"\ud800": b""})
         with pytest.raises(ValueError, match="surrogates"):
@@ -337,7 +337,7 @@ def test_each_of_many_is_held_against_the_limit_and_named() -> None:
 def test_large_records_of_one_key_do_not_make_one_batch_far_too_large(tmp_path: Path) -> None:
     # The share of a partition in a call was reckoned by the number of its records alone.
     limits: dict[str, Any] = {"batch_bytes": 4096, "max_record_bytes": 20_000}
-    with Topic.open(tmp_path / "topic", partitions=2, **limits) as topic:
+    with Topic.open(tmp_path / "topic", create=True, partitions=2, **limits) as topic:
         large, small = (next(b"%d" % n for n in range(99) if crc32(b"%d" % n) % 2 == side) for side in (0, 1))
         topic.append_many([bytes(10_000)] * 50 + [b""] * 5000, keys=[large] * 50 + [small] * 5000)
         topic.flush()
@@ -409,7 +409,7 @@ def test_own_partitioner_is_given_bytes(tmp_path: Path) -> None:
         given.append(key)
         return 0
 
-    with Topic.open(tmp_path / "own", partitions=2, partitioner=first) as topic:
+    with Topic.open(tmp_path / "own", create=True, partitions=2, partitioner=first) as topic:
         topic.append(b"x", bytearray(b"abc"))  # type: ignore[arg-type]
         topic.append_many([b"x"] * 2, keys=[STRIDED, b"abc"])  # type: ignore[list-item]
     assert given == [b"abc"] * 3 and {type(each) for each in given} == {bytes}
@@ -418,7 +418,7 @@ def test_own_partitioner_is_given_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("partitioner", ["random", "by_region", 5, "", ["crc32"], b"crc32", lambda key, partitions: 0])
 def test_partitioner_that_is_unknown_is_refused_before_a_topic_is_made(partitioner: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"one of \('crc32', 'murmur2'\) or a function|needs a name of its own"):
-        Topic.open(tmp_path / "topic", partitioner=partitioner)
+        Topic.open(tmp_path / "topic", create=True, partitioner=partitioner)
     assert not (tmp_path / "topic").exists()
 
 
@@ -464,7 +464,7 @@ def test_positions_go_to_json_and_back(topic: Topic) -> None:
 def wrong_calls(reader: Reader) -> list[Callable[[], object]]:
     """Calls with a count or a time-out that is none."""
     counts: list[Any] = [0, -3, 1.5, "3", True, float("nan")]
-    times: list[Any] = ["3", True, float("nan"), timedelta(seconds=1), []]
+    times: list[Any] = ["3", True, float("nan"), datetime(2026, 1, 1, tzinfo=UTC), []]
     calls: list[Callable[[], object]] = []
     for each in counts:
         calls += [partial(reader.poll, max_records=each), partial(reader.poll, max_bytes=each)]
@@ -484,7 +484,7 @@ def test_count_or_timeout_that_makes_no_sense_is_refused_and_moves_nothing(topic
     wrong: Any
     for wrong in (float("nan"), "1", True):
         for follow in (topic.follow, topic.partition(0).follow):
-            with pytest.raises((TypeError, ValueError), match="timeout must be a number of seconds"):
+            with pytest.raises((TypeError, ValueError), match="timeout must be a"):
                 follow("begin", timeout=wrong)
     assert len(list(topic.follow("begin", timeout=-1.0))) == 20  # as one that is over
     for start, most in ((1.5, 10), (True, 10), (0, 1.5), (0, None)):
@@ -536,8 +536,8 @@ def test_offsets_of_a_part_and_names_of_columns_are_checked(topic: Topic) -> Non
 def test_path_of_a_topic_is_a_path(tmp_path: Path) -> None:
     """The empty one meant the current directory."""
     with pytest.raises(ValueError, match="empty"):
-        Topic.open("")
+        Topic.open("", create=True)
     with pytest.raises(TypeError):
-        Topic.open(None)  # type: ignore[arg-type]
-    Topic.open(os.fsencode(tmp_path / "topic")).close()  # type: ignore[arg-type]
+        Topic.open(None, create=True)  # type: ignore[arg-type]
+    Topic.open(os.fsencode(tmp_path / "topic"), create=True).close()  # type: ignore[arg-type]
     assert (tmp_path / "topic" / "topic.json").exists()

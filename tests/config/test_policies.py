@@ -10,15 +10,17 @@ from builders import calm
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import alter
 from loglib import FlushPolicy, Retention, Topic, TopicConfig
-from loglib.config.policies import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH, microseconds
+from loglib.config.policies import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH
+from loglib.config.quantities import microseconds
 
 NAN = float("nan")
 WRONG: list[tuple[type, str, list[Any]]] = [
     (FlushPolicy, "records", [0, -1, 1.5, 1e4, True]),
-    (FlushPolicy, "interval", [0, -0.1, NAN, float("inf"), True, "1", timedelta(seconds=1)]),
+    (FlushPolicy, "interval", [0, -0.1, NAN, float("inf"), True, "1", "1 s", -timedelta(seconds=1)]),
     (FlushPolicy, "bytes", [0, -1, 1e6]),
-    (Retention, "age", [timedelta(0), timedelta(seconds=-1), 7, "7d"]),
+    (Retention, "age", [timedelta(0), timedelta(seconds=-1), 0, "7", True, float("inf")]),
     (Retention, "bytes", [-1, 1e9]),
     (Retention, "hold_for", [["etl"], "etl", ["a/b"], [".."], [""], [7], 7]),
     (Retention, "hold_age", [timedelta(days=9), timedelta(0), 7]),
@@ -28,9 +30,9 @@ WRONG: list[tuple[type, str, list[Any]]] = [
     (TopicConfig, "retention", [7, None, timedelta(days=7), {}]),
     (TopicConfig, "partitions", [0, -1, 10_001, 1.0, True, "8"]),
     (TopicConfig, "partitioner", ["", "a b", "1st", "<lambda>", "by_größe", "a\n", "x" * 101, None, 5, [], b"crc32"]),
-    (TopicConfig, "segment_bytes", [0, 4095, 1e9]),
-    (TopicConfig, "segment_age", [timedelta(0), timedelta(-1), 3600, "1h"]),
-    (TopicConfig, "producer_expiry", [timedelta(0), timedelta(-1), 3600, "1h"]),
+    (TopicConfig, "segment_bytes", [0, 4095, 1e9, "4095", "1 XB", ""]),
+    (TopicConfig, "segment_age", [timedelta(0), timedelta(-1), 0, "1 hour", b"1h"]),
+    (TopicConfig, "producer_expiry", [timedelta(0), timedelta(-1), 0, "1 hour", b"1h"]),
     (TopicConfig, "compression", ["gzip", "", None, 1]),
     (TopicConfig, "durability", ["memory", "", None]),
     (TopicConfig, "batch_bytes", [0, MAX_BATCH_BYTES // 2 + 1, 1e6]),
@@ -53,13 +55,13 @@ def test_value_that_makes_no_sense_is_refused_by_name(policy: type, name: str, v
 
 def test_policy_of_another_type_leaves_the_description_of_a_topic_alone(tmp_path: Any) -> None:
     """It was written to topic.json, after which nobody could open the topic any more."""
-    Topic.open(tmp_path / "topic").close()
-    wrongs: list[dict[str, Any]] = [{"flush": 5}, {"retention": 7}, {"segment_age": 3600}]
+    Topic.open(tmp_path / "topic", create=True).close()
+    wrongs: list[dict[str, Any]] = [{"flush": 5}, {"retention": 7}, {"segment_age": "often"}]
     for wrong in wrongs:
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            Topic.reconfigure(tmp_path / "topic", **wrong)
+            alter(tmp_path / "topic", **wrong)
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            Topic.open(tmp_path / "new", **wrong)
+            Topic.open(tmp_path / "new", create=True, **wrong)
     with Topic.open(tmp_path / "topic") as topic:
         assert topic.config == TopicConfig()
     Topic.open(tmp_path / "new").close()
@@ -68,9 +70,9 @@ def test_policy_of_another_type_leaves_the_description_of_a_topic_alone(tmp_path
 def test_float_is_refused_when_the_topic_is_opened_and_not_at_the_first_append(tmp_path: Any) -> None:
     # records=1e4 broke the first append; partitions=2.0 left a half-made topic behind.
     with pytest.raises(ValueError, match="a whole number"):
-        Topic.open(tmp_path / "topic", flush=FlushPolicy(records=1e4))  # type: ignore[arg-type]
+        Topic.open(tmp_path / "topic", create=True, flush=FlushPolicy(records=1e4))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a whole number"):
-        Topic.open(tmp_path / "topic", partitions=2.0)  # type: ignore[arg-type]
+        Topic.open(tmp_path / "topic", create=True, partitions=2.0)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 

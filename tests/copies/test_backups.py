@@ -21,7 +21,9 @@ import sys
 from loglib import Retention, Topic
 
 path, segment_bytes, kept = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-with Topic.open(path, partitions=2, segment_bytes=segment_bytes, retention=Retention(age=None, bytes=kept)) as topic:
+with Topic.open(
+    path, create=True, partitions=2, segment_bytes=segment_bytes, retention=Retention(age=None, bytes=kept)
+) as topic:
     for number in range(10_000_000):
         topic.append(b"%d" % number * 20, partition=number % 2, sync=number % 50 == 0)
 """
@@ -29,7 +31,7 @@ NUMBERS = """
 import sys
 from loglib import Topic
 
-with Topic.open(sys.argv[1], partitions=2, segment_bytes=int(sys.argv[2])) as topic:
+with Topic.open(sys.argv[1], create=True, partitions=2, segment_bytes=int(sys.argv[2])) as topic:
     for number in range(10_000_000):
         topic.append(b"%d" % number, partition=number % 2, sync=number % 10 > 1)
 """
@@ -68,7 +70,7 @@ def test_copy_beside_a_writer_is_whole_or_is_refused(path: Path, tmp_path: Path,
             to = tmp_path / f"copy-{number}"
             copy(path, to)
             try:
-                with Topic.open(to) as copied:
+                with Topic.open(to, create=True) as copied:
                     assert copied.verify().damage == ()
                     ends = [partition.high_watermark for partition in copied.partitions]
                     assert all(end >= known for end, known in zip(ends, before, strict=True))
@@ -91,7 +93,7 @@ TOOLS = {
 
 
 def values_of_each(path: Path) -> list[list[int]]:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert topic.verify().damage == ()
         return [[int(record.value or b"") for record in each.read()] for each in topic.partitions]
 
@@ -136,12 +138,12 @@ def test_copy_by_a_plain_tool_opens_as_a_prefix_or_says_why_not(
 def test_watermark_newer_than_the_segments_is_refused_and_removing_it_gives_a_prefix(
     path: Path, tmp_path: Path
 ) -> None:
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         topic.append(b"0", sync=True)
         shutil.copytree(path, tmp_path / "copy")
         topic.append(b"1", sync=True)
         shutil.copy(path / "0000" / "watermark", tmp_path / "copy" / "0000")
         with pytest.raises(CorruptLogError, match=r"the end of the file, expected data up to offset \d+"):
-            Topic.open(tmp_path / "copy")
+            Topic.open(tmp_path / "copy", create=True)
         (tmp_path / "copy" / "0000" / "watermark").unlink()
         assert values_of_each(tmp_path / "copy") == [[0]]

@@ -17,21 +17,19 @@ import pytest
 from streamed import Wire
 
 from conftest import fill
-from loglib import (
-    BrokenStreamError,
+from loglib import LogError, Topic
+from loglib.append.transfer import FrameHeader
+from loglib.copies import (
     CopyCredentials,
-    LogError,
     Mirror,
     MirrorServer,
     SourceCredentials,
-    Topic,
-    UntrustedPeerError,
+    credentials,
     receive_mirror,
     serve_mirror,
 )
-from loglib.append.transfer import FrameHeader
-from loglib.copies import credentials
 from loglib.copies.frames import ERROR, NONCE, PROOF, REQUEST, SHORT_BYTES, Frame, Link
+from loglib.errors import BrokenStreamError, UntrustedPeerError
 from loglib.format.header import crc32c
 from loglib.system import tls
 

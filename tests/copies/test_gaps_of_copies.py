@@ -11,7 +11,8 @@ from spoilt import spoil_batch
 
 import loglib
 from conftest import values_of
-from loglib import Topic, mirror, snapshot
+from loglib import Topic
+from loglib.copies import mirror, snapshot
 from loglib.copies.follower_log import FollowerLog
 from loglib.log.gaps import NAME, read_gaps
 from loglib.segment import HEADER_BYTES, Identity
@@ -51,14 +52,14 @@ def test_copy_with_a_gap_whose_source_is_healed_declares_it_until_it_is_healed(
     lost = spoil_batch(whole, number=0)
     loglib.repair(whole)
     mirror(whole, to)
-    loglib.heal(whole, [tmp_path / "whole"])
+    loglib.copies.heal(whole, [tmp_path / "whole"])
     later = spoil_batch(whole, number=1)
     loglib.repair(whole)
     mirror(whole, to)
     assert declared(to) == [lost, later]  # of the second one the copy has whole bytes
     assert read(to) == [b"0", b"2", b"3", b"4", b"5"]
-    loglib.heal(whole, [tmp_path / "whole"])
-    loglib.heal(to, [whole])
+    loglib.copies.heal(whole, [tmp_path / "whole"])
+    loglib.copies.heal(to, [whole])
     mirror(whole, to)
     assert declared(to) == [] and read(to) == read(whole)
 
@@ -71,7 +72,7 @@ def test_gap_of_which_the_copy_has_whole_bytes_goes_with_that_of_the_source(
     loglib.repair(whole)
     mirror(whole, to)
     assert declared(to) == [lost]
-    loglib.heal(whole, [tmp_path / "whole"])
+    loglib.copies.heal(whole, [tmp_path / "whole"])
     mirror(whole, to)
     assert declared(to) == [] and read(to) == read(whole)
 

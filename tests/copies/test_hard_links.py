@@ -10,7 +10,8 @@ import pytest
 
 import loglib
 from conftest import last_segment, records_of
-from loglib import Mirror, Topic
+from loglib import Topic
+from loglib.copies import Mirror
 from loglib.groups.lock_file import LockFile
 from loglib.system.files import REAL
 
@@ -33,10 +34,10 @@ def shared_files(one: Path, other: Path) -> set[str]:
 
 
 def test_two_writers_of_a_copy_of_hard_links_keep_all_that_they_acknowledged(path: Path, tmp_path: Path) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         topic.append_many([b"before"] * 10, partition=0)
     copy = link_all(path, tmp_path / "copy")
-    with Topic.open(path) as one, Topic.open(copy) as other:
+    with Topic.open(path) as one, Topic.open(copy, create=True) as other:
         for number in range(20):
             one.append(b"one %d" % number, partition=0, sync=True)
             other.append(b"other %d" % number, partition=0, sync=True)
@@ -50,11 +51,11 @@ def test_two_writers_of_a_copy_of_hard_links_keep_all_that_they_acknowledged(pat
 
 
 def test_a_copy_of_hard_links_beside_a_living_writer_has_a_prefix_and_goes_on_alone(path: Path, tmp_path: Path) -> None:
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         topic.append(b"first", sync=True)
         copy = link_all(path, tmp_path / "copy")
         topic.append(b"second", sync=True)  # reaches the copy: it is still the same file
-        with Topic.open(copy) as other:
+        with Topic.open(copy, create=True) as other:
             topic.append(b"third", sync=True)
             other.append(b"its own", sync=True)
         topic.append(b"fourth", sync=True)
@@ -63,14 +64,14 @@ def test_a_copy_of_hard_links_beside_a_living_writer_has_a_prefix_and_goes_on_al
 
 
 def test_readers_and_retention_leave_shared_segments_as_they_are(path: Path, tmp_path: Path) -> None:
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         topic.append(b"first", sync=True)
         topic.partition(0).roll()
         topic.append(b"second", sync=True)
     copy = link_all(path, tmp_path / "copy")
     sealed = "0000/00000000000000000000.log"
     assert len(records_of(copy)) == 2 and sealed in shared_files(path, copy)
-    with Topic.open(copy, retention=loglib.Retention(age=None, bytes=1)) as topic:
+    with Topic.open(copy, create=True, retention=loglib.Retention(age=None, bytes=1)) as topic:
         topic.partition(0).roll()
         topic.retain()
         assert topic.partition(0).log_start_offset > 0
@@ -82,7 +83,7 @@ def test_readers_and_retention_leave_shared_segments_as_they_are(path: Path, tmp
 def test_mending_one_of_two_names_does_not_write_into_the_other(
     way: str, made_by: str, path: Path, tmp_path: Path
 ) -> None:
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         topic.append_many([b"x" * 100] * 10)
         topic.partition(0).roll()
         topic.append(b"last", sync=True)
@@ -91,7 +92,7 @@ def test_mending_one_of_two_names_does_not_write_into_the_other(
     if made_by == "links":
         link_all(path, copy)
     else:
-        loglib.snapshot(path, copy)
+        loglib.copies.snapshot(path, copy)
     segment = "0000/00000000000000000000.log"
     assert segment in shared_files(path, copy)
     with open(path / segment, "r+b") as file:
@@ -101,7 +102,7 @@ def test_mending_one_of_two_names_does_not_write_into_the_other(
     if way == "repair":
         loglib.repair(path)
     else:
-        loglib.heal(path, donors=[donor])
+        loglib.copies.heal(path, donors=[donor])
     with Topic.open(path, mode="r") as topic:
         assert not topic.verify().damage
     assert (copy / segment).read_bytes() == damaged, "another writer may have it, or it is a proof"
@@ -110,7 +111,7 @@ def test_mending_one_of_two_names_does_not_write_into_the_other(
 
 def test_a_mirror_in_a_copy_of_hard_links_goes_on_alone(path: Path, tmp_path: Path) -> None:
     to, copy = tmp_path / "mirror", tmp_path / "copy"
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         topic.append(b"first", sync=True)
         with Mirror(path, to) as mirror:
             mirror.copy()
@@ -125,13 +126,13 @@ def test_a_mirror_in_a_copy_of_hard_links_goes_on_alone(path: Path, tmp_path: Pa
 
 
 def test_groups_of_both_copies_read_and_commit_alone(path: Path, tmp_path: Path) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         for number in range(4):
             topic.append(b"%d" % number, partition=number % 2, sync=True)
         with topic.group("g", member="m") as group:
             assert len(list(group.follow(timeout=0.05))) == 4
     copy = link_all(path, tmp_path / "copy")
-    with Topic.open(path) as one, Topic.open(copy) as other:
+    with Topic.open(path) as one, Topic.open(copy, create=True) as other:
         one.append(b"one", partition=0, sync=True)
         other.append(b"other", partition=0, sync=True)
         with one.group("g", member="m") as first, other.group("g", member="m") as second:
@@ -142,7 +143,7 @@ def test_groups_of_both_copies_read_and_commit_alone(path: Path, tmp_path: Path)
 
 def test_a_file_that_a_member_holds_stays_its_own_whatever_names_it_has(path: Path, tmp_path: Path) -> None:
     """Else a second member would own the partition, too."""
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         topic.append(b"one", sync=True)
         with topic.group("g") as group:
             assert group.poll()
@@ -164,7 +165,7 @@ def test_a_copy_that_finds_no_room_leaves_the_file_as_it_was(path: Path, tmp_pat
         def pwritev(self, *_: object) -> int:
             raise OSError(28, "No space left on device")
 
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append_many([b"before"] * 3)
     copy = link_all(path, tmp_path / "copy")
     before, files = sorted(os.listdir(path / "0000")), Full()

@@ -14,7 +14,8 @@ from healed import DAMAGED, FOREIGN, HEALTHY, KINDS, OLDER, SPLIT, beside, copie
 from mended import SMALL, batches, changed, identity, mirrored, segments, write
 
 from conftest import QUIET, last_segment, tree, values_of
-from loglib import HealReport, LogError, Topic, heal, promote, repair, snapshot, testing
+from loglib import LogError, Topic, repair, testing
+from loglib.copies import HealReport, heal, promote, snapshot
 from loglib.format.watermark import encode_new, newest
 from loglib.log.gaps import read_gaps
 from loglib.segment import HEADER_BYTES
@@ -222,7 +223,7 @@ def test_a_log_that_went_on_behind_a_gap_keeps_it(path: Path, copy: Path, whole:
     last = last_segment(path)
     spoil(last, batches(last)[-1][0] + 20)
     repair(path)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"behind it", sync=True)
     before = tree(path)
     report = heal(path, [copy])
@@ -261,7 +262,7 @@ def test_the_last_batch_is_not_taken_from_another_writer(path: Path, copy: Path,
     snapshot(path, copy, links=False)
     promote(copy)
     for each in (path, copy):
-        with Topic.open(each) as topic:
+        with Topic.open(each, create=True) as topic:
             topic.append(each.parent.name.encode()[:4].ljust(4), sync=True)
     last = last_segment(path)
     assert len(last.read_bytes()) == len((copy / last.relative_to(path)).read_bytes())
@@ -272,7 +273,7 @@ def test_the_last_batch_is_not_taken_from_another_writer(path: Path, copy: Path,
 
 def test_the_last_batch_is_healed_if_its_header_is_whole_or_the_marks_agree(path: Path, copy: Path) -> None:
     write(path, 30)
-    with Topic.open(path):  # another writer has published since then, and appended nothing
+    with Topic.open(path, create=True):  # another writer has published since then, and appended nothing
         pass
     mirrored(path, copy)
     whole = tree(path)
@@ -296,7 +297,7 @@ def test_a_batch_with_whole_checksums_that_nobody_can_decode_is_not_healed(path:
 
 def test_the_header_of_an_empty_segment_is_healed(path: Path, copy: Path) -> None:
     write(path, 30)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.partition(0)._access.writer().roll()
     mirrored(path, copy)
     shutil.copy(last_segment(path), copy / "0000")  # the mirror has not been told of it

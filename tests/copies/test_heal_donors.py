@@ -13,7 +13,8 @@ from builders import BODY_AT, encoded, forged, header_of, resealed_segment, spoi
 from mended import batches, identity, segments, write
 
 from conftest import QUIET, last_segment, tree
-from loglib import LogError, Topic, heal
+from loglib import LogError, Topic
+from loglib.copies import heal
 from loglib.format.columns import Columns
 from loglib.log.donors import Donors
 from loglib.log.log import Log
@@ -71,7 +72,7 @@ def test_wrong_donors_are_refused_in_words(path: Path, copy: Path, whole: dict[s
     with pytest.raises(ValueError, match="a donor of itself"):
         heal(path, [copy, path])
     with pytest.raises(ValueError, match="mode='r'"):
-        Topic.open(path, donors=[copy])
+        Topic.open(path, create=True, donors=[copy])
     with pytest.raises(LogError, match="holds no topic"):
         heal(path.parent / "nothing", [copy])
 
@@ -169,7 +170,7 @@ def test_the_header_of_a_segment_of_another_writer_is_not_taken(path: Path, copy
     write(path, 5)
     shutil.copytree(path, copy)
     for each in (path, copy):
-        with Topic.open(each, **QUIET) as topic:
+        with Topic.open(each, create=True, **QUIET) as topic:
             topic.partition(0)._access.writer().roll()
             topic.append(each.parent.name.encode(), sync=True)
     assert last_segment(path).name == last_segment(copy).name

@@ -11,8 +11,9 @@ from builders import spoil
 from mended import batches, changed, identity, mirrored, segments, write
 
 from conftest import tree, values_of
-from loglib import StorageIOError, Topic, heal, repair, testing
-from loglib.copies.heal import heal_topic
+from loglib import StorageIOError, Topic, repair, testing
+from loglib.copies import heal
+from loglib.copies.healing import heal_topic
 from loglib.format.watermark import encode_new, newest
 from loglib.system import lock
 from loglib.system.files import REAL
@@ -45,7 +46,7 @@ def test_beside_a_writer_only_sealed_segments_are_healed(path: Path, copy: Path,
 def test_a_living_writer_goes_on_while_its_sealed_segments_are_healed(path: Path, copy: Path) -> None:
     write(path, 60)
     mirrored(path, copy)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"last", sync=True)
         segment = segments(path)[0]
         content = segment.read_bytes()

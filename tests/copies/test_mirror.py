@@ -12,25 +12,15 @@ from mirrored import assert_same, following, wait_for
 
 import loglib
 from conftest import fill, settled_files, start_python, values_of
-from loglib import (
-    LockedError,
-    LogClosedError,
-    LogError,
-    Mirror,
-    NotLeaderError,
-    OffsetOutOfRangeError,
-    Retention,
-    Topic,
-    mirror,
-    promote,
-)
+from loglib import LockedError, LogClosedError, LogError, NotLeaderError, OffsetOutOfRangeError, Retention, Topic
+from loglib.copies import Mirror, mirror, promote
 
 OpenTopic = Callable[..., Topic]
 WRITER = """
     import sys
     from loglib import Topic
 
-    with Topic.open(sys.argv[1], partitions=2, segment_bytes=1 << 16) as topic:
+    with Topic.open(sys.argv[1], create=True, partitions=2, segment_bytes=1 << 16) as topic:
         for number in range(10_000_000):
             topic.append(b"%d " % number * 20, partition=number % 2, sync=True)
 """
@@ -38,7 +28,7 @@ MIRROR = """
     import sys
     import loglib
 
-    loglib.mirror(sys.argv[1], sys.argv[2], follow=True)
+    loglib.copies.mirror(sys.argv[1], sys.argv[2], follow=True)
 """
 
 
@@ -92,7 +82,7 @@ def test_small_files_of_a_partition_come_along(open_topic: OpenTopic, to: Path) 
         assert (to / "0000" / name).read_bytes() == (Path(topic.path) / "0000" / name).read_bytes()
     topic.close()
     promote(to)
-    with Topic.open(to) as promoted:
+    with Topic.open(to, create=True) as promoted:
         assert not promoted.append(b"x", producer=("p0", 1)).offset  # known from the source: not appended again
 
 
@@ -106,7 +96,7 @@ def test_policies_and_new_partitions_come_along(open_topic: OpenTopic, to: Path)
             assert copy.config.retention.bytes == 12345
         topic.close()
         Topic.add_partitions(topic.path, 3)
-        with Topic.open(topic.path) as grown:
+        with Topic.open(topic.path, create=True) as grown:
             grown.append(b"x", partition=2, sync=True)
             made.copy()
             assert_same(grown, to)
@@ -150,7 +140,7 @@ def test_mirror_that_retention_has_overtaken(open_topic: OpenTopic, to: Path) ->
         mirror(topic.path, to)
     with Topic.open(to, mode="r") as copy:
         assert len(values_of(copy)) == 3 and copy.verify().damage == ()
-    mirror(topic.path, to, on_gap="restart")
+    mirror(topic.path, to, on_divergence="restart")
     assert_same(topic, to)
     assert len(list((to / "0000").glob("*.log"))) == 1
     fill(topic, 2)
@@ -174,7 +164,7 @@ def test_mirror_goes_only_where_nothing_or_its_copy_is(open_topic: OpenTopic, to
     with pytest.raises(FileNotFoundError):
         mirror(tmp_path / "nothing", to)
     assert not to.exists()
-    with Topic.open(tmp_path / "other") as other:
+    with Topic.open(tmp_path / "other", create=True) as other:
         fill(other, 2)
     with pytest.raises(NotLeaderError, match="no mirror"):
         mirror(topic.path, other.path)
@@ -184,10 +174,10 @@ def test_mirror_goes_only_where_nothing_or_its_copy_is(open_topic: OpenTopic, to
     (tmp_path / "files" / "mine").write_text("x")
     with pytest.raises(LogError, match="holds files but no copy"):
         mirror(topic.path, tmp_path / "files")
-    loglib.snapshot(topic.path, tmp_path / "snapshot")  # its sealed segments are those of the topic
+    loglib.copies.snapshot(topic.path, tmp_path / "snapshot")  # its sealed segments are those of the topic
     with pytest.raises(LogError, match="new directory"):
         mirror(topic.path, tmp_path / "snapshot")
-    for wrong in ({"on_gap": "ignore"}, {"bytes_per_second": 0}):
+    for wrong in ({"on_divergence": "ignore"}, {"bytes_per_second": 0}):
         with pytest.raises(ValueError, match="not"):
             Mirror(topic.path, to, **wrong)
 
@@ -199,7 +189,7 @@ def test_copy_has_one_mirror_and_no_writer(open_topic: OpenTopic, to: Path) -> N
             mirror(topic.path, to)
         made.copy()
         with pytest.raises(NotLeaderError, match="is a mirror of"):
-            Topic.open(to)
+            Topic.open(to, create=True)
         with pytest.raises(LockedError):
             promote(to)
         assert repr(made) == f"<Mirror of {topic.path!r} in {str(to)!r}>"
@@ -265,7 +255,7 @@ def test_following_mirror_meets_new_partitions(open_topic: OpenTopic, to: Path) 
     with following(topic.path, to):
         topic.close()
         Topic.add_partitions(topic.path, 2)
-        with Topic.open(topic.path) as grown:
+        with Topic.open(topic.path, create=True) as grown:
             grown.append(b"x", partition=1, sync=True)
             wait_for(lambda: list(to.glob("0001/*.log")), "the partition is made")
             wait_for(lambda: len(grown_copy(to)) == 2, "it is known")
@@ -295,7 +285,7 @@ def test_kill_at_any_time_of_source_and_mirror(path: Path, to: Path) -> None:
         if (to / "topic.json").exists():
             with Topic.open(to, mode="r") as copy:
                 assert copy.verify().damage == ()
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert mirror(path, to).set_aside == ()
         assert_same(topic, to)
         assert all(each.high_watermark for each in topic.partitions)

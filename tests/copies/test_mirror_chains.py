@@ -11,9 +11,10 @@ import pytest
 from mirrored import Meanwhile
 
 from conftest import values_of
-from loglib import LockedError, LogError, NotLeaderError, TooFewCopiesError, Topic, mirror, promote, snapshot
-from loglib.copies import promote as promotion
-from loglib.copies.promote import promote_on
+from loglib import LockedError, LogError, NotLeaderError, Topic
+from loglib.copies import mirror, promote, promotion, snapshot
+from loglib.copies.promotion import promote_on
+from loglib.errors import TooFewCopiesError
 from loglib.log import copy_role
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
@@ -39,7 +40,9 @@ def c(tmp_path: Path) -> Path:
 
 
 def add(path: Path, value: bytes, *others: Path, **options: object) -> None:
-    with Topic.open(path, **({"replicas": others, **options} if others else {})) as topic:  # type: ignore[arg-type]
+    with Topic.open(
+        path, create=True, **({"replicas": others, **options} if others else {})  # type: ignore[arg-type]
+    ) as topic:
         topic.append(value, sync=True)
 
 
@@ -88,7 +91,7 @@ def test_mirror_of_a_mirror_is_not_promoted_while_the_topic_is_written(a: Path, 
     """There were two leaders, and the copy lacked what the topic had acknowledged."""
     mirror(a, b)
     mirror(b, c)
-    with Topic.open(a) as topic:
+    with Topic.open(a, create=True) as topic:
         topic.append(b"2", sync=True)
         with pytest.raises(LockedError):
             promote(c)
@@ -107,7 +110,7 @@ def test_second_mirror_takes_the_place_of_the_first_one(a: Path, b: Path, c: Pat
     mirror(a, b)
     mirror(a, c)
     promote(b)
-    with Topic.open(b) as topic, pytest.raises(LockedError):
+    with Topic.open(b, create=True) as topic, pytest.raises(LockedError):
         topic.append(b"2", sync=True)
         promote(c)
     promote(c)
@@ -207,7 +210,7 @@ def test_mirror_of_a_replica_takes_the_place_of_all_directories(a: Path, b: Path
     copy, farther = tmp_path / "copy" / "t", tmp_path / "farther" / "t"
     mirror(c, copy)
     mirror(copy, farther)
-    with Topic.open(a, replicas=[b, c]), pytest.raises(LockedError):
+    with Topic.open(a, create=True, replicas=[b, c]), pytest.raises(LockedError):
         promote(farther)
     lagging(b, a, c, tmp_path)
     promote(farther)
@@ -215,7 +218,7 @@ def test_mirror_of_a_replica_takes_the_place_of_all_directories(a: Path, b: Path
     assert read(farther) == [b"1", b"2", b"3", b"2", b"3"]
     for first, others in ((a, [b, c]), (b, [a, c]), (c, [b])):
         with pytest.raises(LogError):
-            Topic.open(first, replicas=others)
+            Topic.open(first, create=True, replicas=others)
 
 
 @pytest.mark.parametrize("acks", ["all", "quorum"])
@@ -243,7 +246,7 @@ def test_mirror_of_a_directory_that_was_given_up_finds_the_topic(a: Path, b: Pat
     mirror(c, copy)
     mirror(c, other)
     os.rename(c, tmp_path / "away")
-    add(a, b"3", b, lose=[c])
+    add(a, b"3", b, forget_replicas=[c])
     os.rename(tmp_path / "away", c)
     promote(copy)
     assert [role(each) for each in (a, b, c)] == ["superseded", "superseded", "replica"]
@@ -254,7 +257,7 @@ def test_mirror_of_a_former_replica_finds_the_one_directory_that_is_left(a: Path
     add(a, b"2", b)
     copy = tmp_path / "copy" / "t"
     mirror(b, copy)
-    with Topic.open(a, replicas=[], lose=[b]) as topic:
+    with Topic.open(a, create=True, replicas=[], forget_replicas=[b]) as topic:
         topic.append(b"3", sync=True)
     promote(copy)
     assert (role(a), read(copy)) == ("superseded", [b"1", b"2", b"3"])
@@ -301,8 +304,8 @@ def test_member_that_is_lost_after_a_swap_is_named_by_where_it_was(a: Path, b: P
     os.rename(tmp_path / "x", b)
     shutil.rmtree(b)
     with pytest.raises(LogError, match="empty"):  # `all` waits for it
-        Topic.open(a, replicas=[b, c])
-    with Topic.open(a, replicas=[b, c], lose=[b]) as topic:
+        Topic.open(a, create=True, replicas=[b, c])
+    with Topic.open(a, replicas=[b, c], forget_replicas=[b]) as topic:
         assert values_of(topic) == [b"1", b"2"]
     assert read(b) == [b"1", b"2"]
 
@@ -312,7 +315,7 @@ def test_paths_of_members_are_those_of_the_last_opening(a: Path, b: Path, c: Pat
     os.rename(b, tmp_path / "moved")
     add(a, b"3", tmp_path / "moved")
     shutil.rmtree(tmp_path / "moved")
-    with Topic.open(a, replicas=[], lose=[tmp_path / "moved"]) as topic:
+    with Topic.open(a, create=True, replicas=[], forget_replicas=[tmp_path / "moved"]) as topic:
         assert values_of(topic) == [b"1", b"2", b"3"]
 
 
@@ -325,8 +328,8 @@ def test_lost_members_that_cannot_be_told_apart_are_named_by_id(a: Path, b: Path
     shutil.rmtree(b)
     shutil.rmtree(c)
     with pytest.raises(LogError, match="2 others are not there: .*these ids"):
-        Topic.open(a, replicas=[fourth], lose=[b])
-    with Topic.open(a, replicas=[fourth], lose=[b, c]) as topic:
+        Topic.open(a, create=True, replicas=[fourth], forget_replicas=[b])
+    with Topic.open(a, replicas=[fourth], forget_replicas=[b, c]) as topic:
         assert values_of(topic) == [b"1", b"2"]
 
 
@@ -417,7 +420,7 @@ def test_replica_is_not_named_twice(a: Path, b: Path, tmp_path: Path, there: boo
     if there:
         b.mkdir()
     with pytest.raises(ValueError, match="named twice"):
-        Topic.open(a, replicas=[b, tmp_path / "link" / "t"])
+        Topic.open(a, create=True, replicas=[b, tmp_path / "link" / "t"])
     (tmp_path / "other").symlink_to(a.parent)
     with pytest.raises(ValueError, match="named twice"):
         Topic.open(a, replicas=[tmp_path / "other" / "t"])

@@ -19,17 +19,14 @@ from loglib import (
     CorruptLogError,
     LogError,
     LogMovedError,
-    Mirror,
     NotLeaderError,
     Topic,
     UnsupportedFormatError,
-    mirror,
-    promote,
     testing,
     transaction,
 )
-from loglib.copies import log_copier, topic_source
-from loglib.copies.promote import promote_on
+from loglib.copies import Mirror, log_copier, mirror, promote, topic_source
+from loglib.copies.promotion import promote_on
 from loglib.format.checked_json import seal
 from loglib.log.log import Log
 from loglib.segment import Identity
@@ -81,7 +78,7 @@ def test_groups_of_the_copy_are_its_own(open_topic: OpenTopic, to: Path, caplog:
     assert "group of its own" in caplog.text
     topic.close()
     promote(to)
-    with Topic.open(to) as promoted:
+    with Topic.open(to, create=True) as promoted:
         assert promoted.group_info("report").committed == committed
         with promoted.group("etl") as group:
             assert len(group.poll(max_records=9, timeout=10)) == 4
@@ -122,7 +119,9 @@ def test_commits_made_meanwhile_come_with_the_next_pass(open_topic: OpenTopic, t
 
 
 def test_group_on_two_topics_is_kept_with_the_first(path: Path, to: Path, tmp_path: Path) -> None:
-    with Topic.open(path, partitions=1) as one, Topic.open(tmp_path / "views", partitions=1) as two:
+    with Topic.open(
+        path, create=True, partitions=1
+    ) as one, Topic.open(tmp_path / "views", create=True, partitions=1) as two:
         fill(one, 2)
         with loglib.group([one, two], "both") as group:
             group.poll(timeout=10)
@@ -225,7 +224,7 @@ def test_group_goes_on_in_the_promoted_mirror(open_topic: OpenTopic, to: Path) -
     left = values_of(topic.partition(0), committed)
     topic.close()
     promote(to)
-    with Topic.open(to) as promoted, promoted.group("etl") as group:
+    with Topic.open(to, create=True) as promoted, promoted.group("etl") as group:
         found: list[Any] = []
         while len(found) < len(left):
             found += [record.value for record in group.poll(max_records=99, timeout=10)]
@@ -249,7 +248,7 @@ def writes_to(path: Path, time: int) -> Callable[[testing.Call], bool]:
 def test_transaction_is_in_all_partitions_of_a_copy_or_in_none(
     path: Path, to: Path, at: str, time: int, seen: int, roll: bool
 ) -> None:
-    with Topic.open(path, partitions=3) as topic:
+    with Topic.open(path, create=True, partitions=3) as topic:
         fill(topic, 2)
         mirror(path, to)
         if roll:
@@ -261,7 +260,7 @@ def test_transaction_is_in_all_partitions_of_a_copy_or_in_none(
             with Mirror(path, to, files=Cut(writes_to(to / at, time))) as made, pytest.raises(KeyboardInterrupt):
                 made.copy()
             copied = to.parent.parent / "copied" / to.name
-            loglib.snapshot(to, copied.with_name("snapshot"))
+            loglib.copies.snapshot(to, copied.with_name("snapshot"))
             mirror(to, copied)
             for each in [opened_before, to, copied, copied.with_name("snapshot")]:
                 with Topic.open(each, mode="r") if isinstance(each, Path) else nullcontext(each) as reading:
@@ -274,13 +273,13 @@ def test_transaction_is_in_all_partitions_of_a_copy_or_in_none(
     for each in [to, to.parent.parent / "again" / to.name]:
         if each.exists():
             promote(each, force=True)
-            with Topic.open(each) as copy:
+            with Topic.open(each, create=True) as copy:
                 assert values_of(copy).count(b"of one transaction") == seen
                 assert not (each / "marks.json").exists()
 
 
 def test_marks_that_were_written_down_replace_one_that_is_lost(path: Path, to: Path) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         mirror(path, to)
         with transaction(app="etl", version=1) as changes:
             for partition in range(2):
@@ -291,7 +290,7 @@ def test_marks_that_were_written_down_replace_one_that_is_lost(path: Path, to: P
     (to / "0001" / "watermark").unlink()
     path.rename(path.with_name("gone"))
     promote(to, force=True)
-    with Topic.open(to) as copy:
+    with Topic.open(to, create=True) as copy:
         assert values_of(copy) == [b"of one transaction"] * 2
 
 
@@ -300,7 +299,7 @@ def test_part_of_a_long_copy_shows_no_part_of_a_transaction(
 ) -> None:
     """Nor is it copied again after a cut."""
     monkeypatch.setattr(log_copier, "SYNC_BYTES", 1 << 16)
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         fill(topic, 2)
         mirror(path, to)
         with transaction(app="etl", version=1) as changes:
@@ -318,7 +317,7 @@ def test_part_of_a_long_copy_shows_no_part_of_a_transaction(
 
 
 def test_transactions_come_along_and_the_promoted_topic_knows_their_store(path: Path, to: Path) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         for version in range(2):
             with transaction(app="etl", version=version) as changes:
                 for partition in range(2):
@@ -326,15 +325,15 @@ def test_transactions_come_along_and_the_promoted_topic_knows_their_store(path: 
             mirror(path, to)
         assert_same(topic, to)
     promote(to)
-    with Topic.open(to) as promoted:
+    with Topic.open(to, create=True) as promoted:
         with transaction(app="etl", version=2) as changes:
             changes.append(promoted, b"2", partition=0)
-        assert loglib.last_version("etl", store=path.parent) == 2
+        assert loglib.transactions.last_version("etl", store=path.parent) == 2
         assert sorted(values_of(promoted)) == [b"0", b"0", b"1", b"1", b"2"]
 
 
 def test_store_that_cannot_be_read_takes_nothing_back(path: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         with transaction(app="etl", version=0) as changes:
             for partition in range(2):
                 changes.append(topic, b"0", partition=partition)

@@ -14,15 +14,9 @@ from mirror_programs import MirrorProgram
 from mirrored import Cut, Meanwhile, assert_same, mirror_end, source_gone
 
 from conftest import QUIET, fill, values_of
-from loglib import (
-    Mirror,
-    OffsetOutOfRangeError,
-    Topic,
-    mirror,
-    testing,
-)
-from loglib.copies import log_copier
-from loglib.copies.promote import promote_on
+from loglib import OffsetOutOfRangeError, Topic, testing
+from loglib.copies import Mirror, log_copier, mirror
+from loglib.copies.promotion import promote_on
 from loglib.format.watermark import newest
 from loglib.segment import Identity
 from loglib.testing import CrashFS, MemoryFiles
@@ -117,10 +111,10 @@ def test_parts_are_shown_when_they_are_synced(
     assert_same(topic, to)
 
 
-@pytest.mark.parametrize("on_gap", ["error", "restart"])
+@pytest.mark.parametrize("on_divergence", ["raise", "restart"])
 @pytest.mark.parametrize("segment", [0, 1])
 def test_retention_that_overtakes_a_pass(
-    open_topic: OpenTopic, to: Path, segment: int, on_gap: Literal["error", "restart"]
+    open_topic: OpenTopic, to: Path, segment: int, on_divergence: Literal["raise", "restart"]
 ) -> None:
     topic = open_topic(partitions=1)
     for _ in range(3):
@@ -133,21 +127,21 @@ def test_retention_that_overtakes_a_pass(
         lambda call: armed.is_set() and call.name == "open_read" and call.path == name,
         lambda: topic.partition(0).delete_before(last),
     )
-    with Mirror(topic.path, to, files=files, on_gap=on_gap) as made:
+    with Mirror(topic.path, to, files=files, on_divergence=on_divergence) as made:
         armed.set()
-        if on_gap == "error":
+        if on_divergence == "raise":
             with pytest.raises(OffsetOutOfRangeError):
                 made.copy()
         else:
             made.copy()
-    mirror(topic.path, to, on_gap="restart")
+    mirror(topic.path, to, on_divergence="restart")
     assert_same(topic, to)
 
 
 def test_retention_that_overtakes_between_two_passes(open_topic: OpenTopic, to: Path) -> None:
     topic = open_topic(partitions=1)
     fill(topic, 2)
-    with Mirror(topic.path, to, on_gap="restart") as made:
+    with Mirror(topic.path, to, on_divergence="restart") as made:
         made.copy()
         for _ in range(2):
             fill(topic, 2)

@@ -15,14 +15,8 @@ from mirrored import Cut, assert_same, mirror_end, segments
 
 import loglib
 from conftest import fill, values_of
-from loglib import (
-    CorruptLogError,
-    LogError,
-    LogMovedError,
-    Mirror,
-    Topic,
-    mirror,
-)
+from loglib import CorruptLogError, LogError, LogMovedError, Topic
+from loglib.copies import Mirror, mirror
 from loglib.copies.log_source import SourceLog, own_mark
 from loglib.format.chain import End
 from loglib.format.watermark import Mark, encode_new
@@ -49,7 +43,7 @@ def test_damage_does_not_get_into_the_copy(open_topic: OpenTopic, to: Path) -> N
         assert len(values_of(copy)) == 3 and copy.verify().damage == ()
     loglib.repair(topic.path)  # declares the place as a gap
     mirror(topic.path, to)
-    with Topic.open(to, mode="r") as copy, Topic.open(topic.path) as repaired:
+    with Topic.open(to, mode="r") as copy, Topic.open(topic.path, create=True) as repaired:
         assert [record.value for record in copy.partition(0).read()] == values_of(repaired)
         assert copy.partition(0).high_watermark == repaired.partition(0).high_watermark
         report = copy.verify()
@@ -85,7 +79,7 @@ def test_what_the_source_has_lost_is_set_aside(open_topic: OpenTopic, to: Path, 
     topic.close()
     backup = tmp_path / "backup"
     shutil.copytree(topic.path, backup)
-    with Topic.open(topic.path) as again:
+    with Topic.open(topic.path, create=True) as again:
         for _ in range(2):
             fill(again, 3)
             again.partition(0).roll()
@@ -112,7 +106,7 @@ def test_source_that_continues_otherwise_in_mid_run(open_topic: OpenTopic, to: P
     topic.close()
     shutil.copytree(topic.path, tmp_path / "backup")
     with Mirror(topic.path, to) as made:
-        with Topic.open(topic.path) as again:
+        with Topic.open(topic.path, create=True) as again:
             fill(again, 3)
             made.copy()
         for name in ("watermark", "0" * 20 + ".log"):  # a restore puts the files in place of the old ones
@@ -135,7 +129,7 @@ def test_source_that_is_gone_or_another_topic(open_topic: OpenTopic, to: Path) -
         shutil.rmtree(topic.path)
         with pytest.raises((FileNotFoundError, LogMovedError)):
             made.copy()
-        with Topic.open(topic.path) as other:
+        with Topic.open(topic.path, create=True) as other:
             fill(other, 3)
         with pytest.raises(LogMovedError, match="another topic"):
             made.copy()
@@ -166,10 +160,10 @@ def test_copy_whose_watermark_is_lost(open_topic: OpenTopic, to: Path) -> None:
 
 def split(path: Path, aside: Path) -> tuple[Topic, Topic]:
     """Two topics with one beginning: at `path`, and at `aside`. Their later batches differ, in equal places."""
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         fill(topic, 3)
     shutil.copytree(path, aside)
-    return Topic.open(path), Topic.open(aside)
+    return Topic.open(path), Topic.open(aside, create=True)
 
 
 @pytest.mark.parametrize("roll", [False, True])
@@ -357,14 +351,14 @@ def test_copy_of_another_history_begins_anew_and_keeps_the_old(
     with one, other:
         mirror(one.path, to)
         had = b"".join(segments(to).values())
-        with pytest.raises(CorruptLogError, match='on_gap="restart" sets this aside'):
+        with pytest.raises(CorruptLogError, match='on_divergence="restart" sets this aside'):
             mirror(other.path, to)
-        report = mirror(other.path, to, on_gap="restart")
+        report = mirror(other.path, to, on_divergence="restart")
         assert_same(other, to)
         assert b"".join(Path(each).read_bytes() for each in sorted(report.set_aside)) == had[4096:]
         assert "no batch is left" in caplog.text
         other.append(b"more", sync=True)
-        assert mirror(other.path, to, on_gap="restart").set_aside == ()
+        assert mirror(other.path, to, on_divergence="restart").set_aside == ()
         assert_same(other, to)
 
 
@@ -386,7 +380,7 @@ def test_copy_with_a_batch_across_the_start_of_its_source_begins_anew(path: Path
         mirror(one.path, to)
         with pytest.raises(CorruptLogError, match="no batch that the source has"):
             mirror(other.path, to)
-        assert len(mirror(other.path, to, on_gap="restart").set_aside) == 2
+        assert len(mirror(other.path, to, on_divergence="restart").set_aside) == 2
         assert_same(other, to)
 
 
@@ -404,10 +398,10 @@ def test_beginning_anew_that_is_cut_anywhere_is_done_again(
             cut_at, calls = cut_at + 1, iter(range(1_000))
             changes = ("pwritev", "write_all", "rename", "unlink", "ftruncate", "create", "datasync")
             files = Cut(lambda call: call.name in changes and next(calls) == cut_at)  # noqa: B023
-            with suppress(KeyboardInterrupt), Mirror(other.path, to, on_gap="restart", files=files) as made:
+            with suppress(KeyboardInterrupt), Mirror(other.path, to, on_divergence="restart", files=files) as made:
                 made.copy()
                 break
-            mirror(other.path, to, on_gap="restart")
+            mirror(other.path, to, on_divergence="restart")
             assert_same(other, to)
             kept = b"".join(each.read_bytes() for each in (to / "0000").glob("*.diverged-*"))
             assert all(each in kept for each in had), cut_at
@@ -419,35 +413,35 @@ def test_beginning_anew_that_is_cut_anywhere_is_done_again(
 def test_old_leader_whose_records_retention_dropped_at_the_new_one_follows_it(
     path: Path, to: Path, tmp_path: Path
 ) -> None:
-    with Topic.open(path, partitions=1) as old:
+    with Topic.open(path, create=True, partitions=1) as old:
         fill(old, 3)
         mirror(path, to)
         old.append(b"never copied", sync=True)
-    loglib.promote(to, force=True)
-    with Topic.open(to) as new:
+    loglib.copies.promote(to, force=True)
+    with Topic.open(to, create=True) as new:
         new.append(b"of the new leader", sync=True)
         new.partition(0).roll()
         new.append(b"kept", sync=True)
         new.partition(0).delete_before(new.partition(0).segments[-1].base_offset)
-        report = mirror(to, path, on_gap="restart", demote=True)
+        report = mirror(to, path, on_divergence="restart", demote=True)
         assert_same(new, path)
         assert any(b"never copied" in Path(each).read_bytes() for each in report.set_aside)
 
 
-@pytest.mark.parametrize("on_gap", ["error", "restart"])
+@pytest.mark.parametrize("on_divergence", ["raise", "restart"])
 def test_copy_without_a_batch_follows_a_source_that_has_more_of_the_past(
-    path: Path, to: Path, on_gap: Literal["error", "restart"]
+    path: Path, to: Path, on_divergence: Literal["raise", "restart"]
 ) -> None:
     """Retention has dropped all of an old leader. The new leader still has it, in a segment that goes on."""
-    with Topic.open(path, partitions=1) as old:
+    with Topic.open(path, create=True, partitions=1) as old:
         fill(old, 3)
         mirror(path, to)
         old.partition(0).roll()
         old.partition(0).delete_before(old.partition(0).segments[-1].base_offset)
-        loglib.promote(to, force=True)
-    with Topic.open(to) as new:
+        loglib.copies.promote(to, force=True)
+    with Topic.open(to, create=True) as new:
         new.append(b"in the same segment", sync=True)
-        assert mirror(to, path, on_gap=on_gap, demote=True).set_aside == ()
+        assert mirror(to, path, on_divergence=on_divergence, demote=True).set_aside == ()
         assert_same(new, path)
         assert segments(path).keys() == segments(to).keys()
         new.partition(0).roll()

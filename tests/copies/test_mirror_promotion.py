@@ -14,18 +14,9 @@ from mirrored import assert_same
 
 import loglib
 from conftest import QUIET, fill, values_of
-from loglib import (
-    LockedError,
-    LogError,
-    LogMovedError,
-    Mirror,
-    NotLeaderError,
-    Topic,
-    mirror,
-    promote,
-    testing,
-)
-from loglib.copies.promote import promote_on
+from loglib import LockedError, LogError, LogMovedError, NotLeaderError, Topic, testing
+from loglib.copies import Mirror, mirror, promote
+from loglib.copies.promotion import promote_on
 from loglib.testing import CrashFS, MemoryFiles
 
 OpenTopic = Callable[..., Topic]
@@ -43,10 +34,10 @@ def test_promoted_mirror_takes_the_place_of_its_source(open_topic: OpenTopic, to
     promote(to)
     promote(to)
     with pytest.raises(NotLeaderError, match="was superseded by"):
-        Topic.open(topic.path)
+        Topic.open(topic.path, create=True)
     with pytest.raises(NotLeaderError):
         promote(topic.path)
-    with Topic.open(to) as promoted, Topic.open(topic.path, mode="r") as old:
+    with Topic.open(to, create=True) as promoted, Topic.open(topic.path, mode="r") as old:
         assert values_of(promoted) == before == values_of(old)
         promoted.append(b"of the new topic", sync=True)
         mirror(to, topic.path)  # the old one follows the new one
@@ -61,7 +52,7 @@ def test_promoted_mirror_takes_the_place_of_its_source(open_topic: OpenTopic, to
 
 
 def test_topic_that_was_open_before_is_not_written_after_it_was_superseded(path: Path, to: Path) -> None:
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         fill(topic, 2)
     shared = Topic.open(path, shared=True)
     mirror(path, to)
@@ -92,14 +83,14 @@ def test_source_that_cannot_be_reached_needs_force(open_topic: OpenTopic, to: Pa
     with pytest.raises(FileNotFoundError):
         promote(tmp_path / "nothing")
     promote(to, force=True)
-    with Topic.open(to) as promoted:
+    with Topic.open(to, create=True) as promoted:
         assert len(values_of(promoted)) == 3
         promoted.append(b"of the new topic", sync=True)
         assert promoted.group_info("etl").committed
 
 
 def test_superseded_topic_is_promoted_by_force(path: Path, to: Path) -> None:
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         fill(topic, 3)
         mirror(path, to)
     promote(to)
@@ -116,7 +107,7 @@ def test_forced_promotion_beside_a_living_writer(open_topic: OpenTopic, to: Path
     mirror(topic.path, to)
     promote(to, force=True)
     topic.append(b"of the old topic", sync=True)
-    with Topic.open(to) as promoted:
+    with Topic.open(to, create=True) as promoted:
         promoted.append(b"of the new topic", sync=True)
         topic.close()
         with pytest.raises(NotLeaderError):
@@ -125,15 +116,15 @@ def test_forced_promotion_beside_a_living_writer(open_topic: OpenTopic, to: Path
 
 def test_topic_that_was_split_off_gives_up(path: Path, to: Path) -> None:
     """Also one whose segments have second names in a snapshot: the snapshot keeps its bytes."""
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         fill(topic, 3)
         mirror(path, to)
         promote(to, force=True)
         topic.append(b"of the old topic", sync=True)
         topic.partition(0).roll()
         topic.append(b"of the old topic, too", sync=True)
-        loglib.snapshot(path, path.with_name("snapshot"))
-    with Topic.open(to) as promoted:
+        loglib.copies.snapshot(path, path.with_name("snapshot"))
+    with Topic.open(to, create=True) as promoted:
         promoted.append(b"of the new topic", sync=True)
         with Topic.open(path), pytest.raises(LockedError):
             mirror(to, path, demote=True)
@@ -163,7 +154,7 @@ def test_source_on_a_disk_that_fails_needs_force(open_topic: OpenTopic, to: Path
     with pytest.raises(LogError, match="force=True"):
         promote_on(Failing(), str(to), now=1)
     promote_on(Failing(), str(to), now=1, force=True)
-    with Topic.open(to) as promoted:
+    with Topic.open(to, create=True) as promoted:
         assert len(values_of(promoted)) == 3
 
 

@@ -19,31 +19,27 @@ from streamed import Wire, served
 import loglib
 from conftest import fill, values_of
 from loglib import (
-    BrokenStreamError,
     CorruptLogError,
     LogError,
-    Mirror,
     NotLeaderError,
     OffsetOutOfRangeError,
     Retention,
     Topic,
     UnsupportedFormatError,
-    mirror,
-    promote,
-    receive_mirror,
-    serve_mirror,
     testing,
     transaction,
 )
+from loglib.copies import Mirror, mirror, promote, receive_mirror, serve_mirror
 from loglib.copies.frames import BEAT, Frame
 from loglib.copies.remote_source import RemoteLog, RemoteTopic
 from loglib.copies.topic_source import LocalTopicSource
+from loglib.errors import BrokenStreamError
 from loglib.system.files import REAL
 
 OpenTopic = Callable[..., Topic]
 
 
-def over(topic: Any, to: Path, through: Wire | None = None, **options: Any) -> loglib.Mirrored:
+def over(topic: Any, to: Path, through: Wire | None = None, **options: Any) -> loglib.copies.MirrorReport:
     """Mirror once over a stream. Raises what went wrong at either end."""
     files = testing.UnsyncedFiles()
     with served(topic, through=through) as serving, Mirror.over(serving.stream, to, files=files, **options) as made:
@@ -109,7 +105,7 @@ def test_small_files_policies_and_new_partitions_come_along(
         topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
         topic.close()
         Topic.add_partitions(topic.path, 3)
-        with Topic.open(topic.path) as grown:
+        with Topic.open(topic.path, create=True) as grown:
             grown.append(b"x", partition=2, sync=True)
             made.copy()
             assert_same(grown, to)
@@ -179,7 +175,9 @@ def test_full_disk_in_mid_read_and_the_mirror_goes_on(open_topic: OpenTopic, to:
 
 
 def test_groups_go_and_pointers_come(path: Path, to: Path, tmp_path: Path) -> None:
-    with Topic.open(path, partitions=1) as one, Topic.open(tmp_path / "views", partitions=1) as two:
+    with Topic.open(
+        path, create=True, partitions=1
+    ) as one, Topic.open(tmp_path / "views", create=True, partitions=1) as two:
         fill(one, 2)
         with loglib.group([one, two], "both") as group:
             group.poll(timeout=10)
@@ -197,7 +195,7 @@ def test_groups_go_and_pointers_come(path: Path, to: Path, tmp_path: Path) -> No
 
 
 def test_transactions_are_whole_and_their_store_is_known(path: Path, to: Path) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         for version in range(2):
             with transaction(app="etl", version=version) as changes:
                 for partition in range(2):
@@ -321,7 +319,7 @@ def test_history_that_differs_is_set_aside_over_a_stream(
     fill(topic, 7)
     topic.close()
     shutil.copytree(path, path.with_name("backup"))
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         for number in range(4):
             topic.append(b"lost %d" % number, sync=True)
         over(path, to)
@@ -345,7 +343,7 @@ def test_retention_that_overtakes_over_a_stream(open_topic: OpenTopic, to: Path)
     fill(topic, 2)
     with pytest.raises(OffsetOutOfRangeError):
         over(topic.path, to)
-    over(topic.path, to, on_gap="restart")
+    over(topic.path, to, on_divergence="restart")
     assert_same(topic, to)
 
 
@@ -363,7 +361,7 @@ def test_damage_at_the_source_is_told_and_not_copied(open_topic: OpenTopic, to: 
     assert 0 < len(segments(to)[f"0000/{0:020d}.log"]) < 4096 + last
     topic.close()
     loglib.repair(topic.path)
-    with Topic.open(topic.path) as topic:
+    with Topic.open(topic.path, create=True) as topic:
         topic.append(b"behind the gap", sync=True)
         topic.partition(0).roll()
         topic.append(b"and more", sync=True)
@@ -371,7 +369,7 @@ def test_damage_at_the_source_is_told_and_not_copied(open_topic: OpenTopic, to: 
         assert (to / "0000" / "gaps.json").read_bytes() == Path(topic.path, "0000", "gaps.json").read_bytes()
         assert segments(to) == segments(topic.path)
         with Topic.open(to, mode="r") as copy:
-            assert list(copy.read(on_gap="skip")) == list(topic.read(on_gap="skip"))
+            assert list(copy.read(on_damage="skip")) == list(topic.read(on_damage="skip"))
 
 
 def test_failing_over_and_back(open_topic: OpenTopic, path: Path, to: Path) -> None:
@@ -383,7 +381,7 @@ def test_failing_over_and_back(open_topic: OpenTopic, path: Path, to: Path) -> N
     topic.append(b"only here", sync=True)
     topic.close()
     promote(to, force=True)
-    with Topic.open(to) as now:
+    with Topic.open(to, create=True) as now:
         now.append(b"new", sync=True)
         with pytest.raises(NotLeaderError):
             over(to, path)
@@ -446,9 +444,9 @@ def test_wrong_arguments(open_topic: OpenTopic, path: Path, to: Path) -> None:
             receive_mirror(ours, to, timeout=0)
         with pytest.raises(FileNotFoundError):
             serve_mirror(path.with_name("nothing"), theirs)
-        with pytest.raises(ValueError, match="on_gap"), served(topic.path) as serving:
-            Mirror.over(serving.stream, to, on_gap="ignore")  # type: ignore[arg-type]
-        with Topic.open(path.with_name("other"), partitions=1) as other:
+        with pytest.raises(ValueError, match="on_damage"), served(topic.path) as serving:
+            Mirror.over(serving.stream, to, on_divergence="ignore")  # type: ignore[arg-type]
+        with Topic.open(path.with_name("other"), create=True, partitions=1) as other:
             with pytest.raises(NotLeaderError):
                 over(topic.path, Path(other.path))
             over(other.path, to)

@@ -18,20 +18,12 @@ from mirrored import segments
 from streamed import served
 
 from conftest import fill
-from loglib import (
-    BrokenStreamError,
-    CorruptLogError,
-    LogError,
-    LogMovedError,
-    Mirror,
-    MirrorServer,
-    Topic,
-    UnsupportedFormatError,
-    testing,
-)
+from loglib import CorruptLogError, LogError, LogMovedError, Topic, UnsupportedFormatError, testing
 from loglib.append.transfer import FrameHeader
+from loglib.copies import Mirror, MirrorServer
 from loglib.copies.frames import ACK, ANSWER, BATCHES, BEAT, ERROR, GAP, REQUEST, SEGMENT, STOP, Frame, Link
 from loglib.copies.wire_json import tell_mark
+from loglib.errors import BrokenStreamError
 from loglib.format.watermark import Mark
 from loglib.log.gaps import Gap, write_gaps
 from loglib.segment import HEADER_BYTES, Identity, SegmentHeader

@@ -14,18 +14,10 @@ import pytest
 from replicated import Devices, assert_same, log_bytes, open_all, until
 
 from conftest import QUIET, values_of
-from loglib import (
-    FlushPolicy,
-    LogError,
-    NotLeaderError,
-    TooFewCopiesError,
-    Topic,
-    promote,
-    repair,
-    testing,
-    transaction,
-)
+from loglib import FlushPolicy, LogError, NotLeaderError, Topic, repair, testing, transaction
+from loglib.copies import promote
 from loglib.copies.member_list import Acks, needed
+from loglib.errors import TooFewCopiesError
 from loglib.system.files import REAL
 from loglib.system.lock import is_free
 
@@ -42,7 +34,7 @@ def devices() -> Devices:
 
 
 def durable_in(topic: Topic) -> list[tuple[int, ...]]:
-    return [each.durable_ends for each in topic.copies()]
+    return [each.durable_ends for each in topic.replicas()]
 
 
 @pytest.mark.parametrize(("acks", "members", "count"), [
@@ -58,7 +50,7 @@ def test_acknowledged_record_is_durable_in_all_directories(places: list[Path]) -
         topic.append(b"one", partition=0, sync=True)
         topic.append_many([b"two", b"three"], partition=1)
         topic.flush()
-        own, *others = topic.copies()
+        own, *others = topic.replicas()
         assert [each.durable_ends for each in others] == [own.durable_ends] * 2
         assert [each.state for each in (own, *others)] == ["own", "in step", "in step"]
     assert assert_same(places) == [b"one", b"two", b"three"]
@@ -91,11 +83,11 @@ def test_existing_topic_gets_replicas_and_gives_them_up(places: list[Path]) -> N
     with open_all(places) as topic:
         topic.append(b"with", sync=True)
     assert_same(places)
-    with open_all(places[:1], lose=places[1:]) as topic:
-        assert [each.state for each in topic.copies()] == ["own"]
+    with open_all(places[:1], forget_replicas=places[1:]) as topic:
+        assert [each.state for each in topic.replicas()] == ["own"]
         topic.append(b"alone", sync=True)
     with testing.open_topic(places[0]) as topic:
-        assert topic.copies() == [] and values_of(topic) == [b"before", b"with", b"alone"]
+        assert topic.replicas() == [] and values_of(topic) == [b"before", b"with", b"alone"]
 
 
 def test_segments_and_retention_go_along(places: list[Path]) -> None:
@@ -152,13 +144,13 @@ def test_quorum_goes_on_without_one_which_catches_up(
         with devices.failing(places[2]):
             for number in range(20):
                 topic.append(b"%d" % number, sync=True)
-            until(lambda: topic.copies()[2].state == "left out", "its failure is noticed")
+            until(lambda: topic.replicas()[2].state == "left out", "its failure is noticed")
             topic.append(b"without", sync=True)
-            left_out = topic.copies()[2]
+            left_out = topic.replicas()[2]
             assert "the device fails" in str(left_out.error) and left_out.lag_bytes
-            assert topic.copies()[1].state == "in step"
+            assert topic.replicas()[1].state == "in step"
             assert f"{places[2]}: left out" in caplog.text
-        until(lambda: topic.copies()[2].state == "in step", "it comes back")
+        until(lambda: topic.replicas()[2].state == "in step", "it comes back")
         topic.append(b"after", sync=True)
         assert len(values_of(topic)) == 23
     assert len(assert_same(places)) == 23
@@ -175,7 +167,7 @@ def test_all_does_not_acknowledge_without_one(places: list[Path], devices: Devic
             with pytest.raises(TooFewCopiesError):
                 topic.flush()
             assert values_of(topic) == []
-        until(lambda: topic.copies()[1].state == "in step", "it comes back")
+        until(lambda: topic.replicas()[1].state == "in step", "it comes back")
         topic.flush()
         assert values_of(topic) == [b"one"]
     assert assert_same(places[:2]) == [b"one"]
@@ -190,7 +182,7 @@ def test_append_that_must_begin_a_segment_waits_for_all(places: list[Path], devi
                 with pytest.raises(TooFewCopiesError) as caught:
                     topic.append(b"three" + bytes(3000), sync=True)
                 assert not caught.value.lost
-        until(lambda: topic.copies()[1].state == "in step", "it comes back")
+        until(lambda: topic.replicas()[1].state == "in step", "it comes back")
         topic.flush()
         assert [value.rstrip(b"\0") for value in values_of(topic)] == [b"one", b"two", b"three", b"three"]
         assert len(topic.partition(0).segments) > 1
@@ -201,7 +193,7 @@ def test_slow_directory_is_left_out_in_time(places: list[Path], devices: Devices
     with open_all(places[:2], files=devices, replica_timeout=0.02) as topic:
         with devices.stalled(str(places[1])), pytest.raises(TooFewCopiesError, match=r"no answer within 0\.02 s"):
             topic.append(b"one", sync=True)
-        until(lambda: topic.copies()[1].state == "in step", "it comes back")
+        until(lambda: topic.replicas()[1].state == "in step", "it comes back")
         topic.flush()
     assert assert_same(places[:2]) == [b"one"]
 
@@ -210,14 +202,14 @@ def test_slow_directory_holds_up_no_quorum(places: list[Path], devices: Devices)
     with open_all(places, acks="quorum", files=devices, replica_timeout=0.01) as topic:
         with devices.stalled(str(places[1])):
             until(lambda: is_left_out_after_a_flush(topic), "the flush after the timeout leaves it out")
-        until(lambda: topic.copies()[1].state == "in step", "it comes back")
+        until(lambda: topic.replicas()[1].state == "in step", "it comes back")
         count = len(values_of(topic))
     assert len(assert_same(places)) == count
 
 
 def is_left_out_after_a_flush(topic: Topic) -> bool:
     topic.append(b"x", sync=True)
-    return topic.copies()[1].state == "left out"
+    return topic.replicas()[1].state == "left out"
 
 
 def test_leader_waits_for_nobody(places: list[Path], devices: Devices) -> None:
@@ -251,7 +243,7 @@ def test_retention_that_one_directory_missed_goes_along_later(
             topic.partition(0).roll()
         with devices.failing(places[1]):
             topic.partition(0).delete_before(topic.partition(0).segments[1].base_offset)
-            until(lambda: topic.copies()[1].state == "left out", "its failure is noticed")
+            until(lambda: topic.replicas()[1].state == "left out", "its failure is noticed")
             topic.close()
     with open_all(places[1::-1] if turned else places[:2], files=devices) as topic:
         assert values_of(topic) == [b"1", b"2"]
@@ -266,7 +258,7 @@ def test_retention_and_rolls_while_one_is_away(places: list[Path], devices: Devi
             for number in range(40):
                 topic.append(b"%02d" % number + b"x" * 1000, sync=True)
             topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
-        until(lambda: topic.copies()[1].state == "in step", "it begins anew where the log begins now")
+        until(lambda: topic.replicas()[1].state == "in step", "it begins anew where the log begins now")
         topic.append(b"after", sync=True)
     assert assert_same(places)[-1] == b"after"
 
@@ -280,8 +272,8 @@ def test_retention_and_rolls_while_one_is_away(places: list[Path], devices: Devi
     ({"acks": "two"}, ValueError, "acks is one of 'all', 'quorum', 'leader', not 'two'"),
     ({"replica_timeout": 0}, ValueError, "replica_timeout is a number of seconds above 0"),
     ({"replicas": "/a"}, TypeError, "replicas is a list"),
-    ({"lose": "/a"}, TypeError, "lose is a list"),
-    ({"lose": ["/a"]}, ValueError, "has no replicas yet"),
+    ({"forget_replicas": "/a"}, TypeError, "lose is a list"),
+    ({"forget_replicas": ["/a"]}, ValueError, "has no replicas yet"),
     ({"replicas": None, "acks": "all"}, ValueError, "replicas=.* is missing"),
     ({"durability": "os"}, ValueError, "durability='os'; a topic with replicas needs 'disk'"),
 ])  # fmt: skip
@@ -295,12 +287,12 @@ def test_arguments_that_do_not_fit_are_refused(
 
 def test_directory_that_is_named_twice_is_refused(places: list[Path]) -> None:
     with pytest.raises(ValueError, match="named twice"):
-        Topic.open(places[0], replicas=[places[0]])
+        Topic.open(places[0], create=True, replicas=[places[0]])
 
 
 def test_directory_that_is_opened_is_not_given_up(places: list[Path]) -> None:
-    with pytest.raises(ValueError, match="is opened, so it cannot be in lose="):
-        Topic.open(places[0], replicas=places[1:], lose=[places[0]])
+    with pytest.raises(ValueError, match="is opened, so it cannot be in forget_replicas="):
+        Topic.open(places[0], create=True, replicas=places[1:], forget_replicas=[places[0]])
 
 
 def test_replicated_topic_is_not_written_without_its_replicas(places: list[Path]) -> None:
@@ -308,7 +300,7 @@ def test_replicated_topic_is_not_written_without_its_replicas(places: list[Path]
         pass
     for place in places:
         with pytest.raises(NotLeaderError, match=r"with replicas=\[\.\.\.\], its other directories"):
-            Topic.open(place)
+            Topic.open(place, create=True)
         with pytest.raises(NotLeaderError, match="written together"):
             Topic.add_partitions(place, 3)
         with pytest.raises(NotLeaderError, match="written together"):
@@ -393,7 +385,7 @@ def test_directory_that_fails_while_it_comes_back_is_tried_again(places: list[Pa
         devices.meanwhile = refusing(is_log)
         topic.append(b"one", sync=True)
         until(lambda: len(tries) == 3, "it was tried again")
-        until(lambda: topic.copies()[2].state == "in step", "it comes back")
+        until(lambda: topic.replicas()[2].state == "in step", "it comes back")
         topic.append(b"two", sync=True)
     assert assert_same(places) == [b"one", b"two"]
 
@@ -403,7 +395,7 @@ def test_close_ends_a_return(places: list[Path], devices: Devices, monkeypatch: 
     with open_all(places, acks="quorum", files=devices) as topic:
         with devices.failing(places[2]):
             topic.append(b"one", sync=True)
-            until(lambda: topic.copies()[2].state == "left out", "its failure is noticed")
+            until(lambda: topic.replicas()[2].state == "left out", "its failure is noticed")
         until(lambda: (places[2] / "0000" / f"{0:020d}.log").stat().st_size > 4096, "it catches up")
     with open_all(places, files=devices) as topic:
         assert values_of(topic) == [b"one"]

@@ -14,9 +14,11 @@ import replicas_written
 from replicated import all_have_all, assert_same, open_all, until
 
 from conftest import QUIET, values_of
-from loglib import CorruptLogError, LogError, NotLeaderError, TooFewCopiesError, Topic, mirror, testing
+from loglib import CorruptLogError, LogError, NotLeaderError, Topic, testing
+from loglib.copies import mirror
 from loglib.copies.election import LogClaim, choose
 from loglib.copies.member_list import read_members
+from loglib.errors import TooFewCopiesError
 from loglib.system.files import REAL
 
 places = replicas_written.places
@@ -70,13 +72,13 @@ def test_quorum_opens_without_one_which_joins_later(written: list[Path], caplog:
     away = written[1].with_name("away")
     os.rename(written[1], away)
     with open_all(written) as topic:
-        assert [each.state for each in topic.copies()] == ["own", "in step", "left out"]
-        assert "empty; is its disk mounted?" in str(topic.copies()[2].error)
+        assert [each.state for each in topic.replicas()] == ["own", "in step", "left out"]
+        assert "empty; is its disk mounted?" in str(topic.replicas()[2].error)
         topic.append(b"four", sync=True)
         os.rename(away, written[1])
-        until(lambda: topic.copies()[2].state == "in step", "it comes back")
+        until(lambda: topic.replicas()[2].state == "in step", "it comes back")
         topic.append(b"five", sync=True)
-        until(lambda: topic.copies()[2].lag_bytes == 0, "it has all")
+        until(lambda: topic.replicas()[2].lag_bytes == 0, "it has all")
     assert len(assert_same(written)) == 5
     assert "counts again" in caplog.text
 
@@ -85,7 +87,7 @@ def test_what_returns_must_be_the_member_that_is_missed(written: list[Path]) -> 
     away = written[1].with_name("away")
     os.rename(written[1], away)
     with open_all(written) as topic:
-        assert topic.copies()[2].id
+        assert topic.replicas()[2].id
         for make, why in (
             (written[1].mkdir, "no member of the topic is there; is its disk mounted?"),
             (lambda: shutil.copytree(written[2], written[1], dirs_exist_ok=True), "another directory is there"),
@@ -97,18 +99,18 @@ def test_what_returns_must_be_the_member_that_is_missed(written: list[Path]) -> 
         members = read_members(REAL, str(away))
         assert members is not None
         members._replace(version=0).write(REAL, str(written[1]), 0o600, now=0)
-        until(lambda: "it is not whole" in str(topic.copies()[2].error), "it is refused")
+        until(lambda: "it is not whole" in str(topic.replicas()[2].error), "it is refused")
         members.write(REAL, str(written[1]), 0o600, now=0)
         (written[1] / "0000/watermark").unlink()
-        until(lambda: "watermark is lost" in str(topic.copies()[2].error), "it is refused")
+        until(lambda: "watermark is lost" in str(topic.replicas()[2].error), "it is refused")
     with open_all(written, replica_timeout=30.0) as topic:
-        assert [each.state for each in topic.copies()] == ["own", "in step", "in step"]
+        assert [each.state for each in topic.replicas()] == ["own", "in step", "in step"]
         topic.append(b"four", sync=True)
     assert len(assert_same(written)) == 4
 
 
 def has_error(topic: Topic, why: str) -> bool:
-    return why in str(topic.copies()[2].error)
+    return why in str(topic.replicas()[2].error)
 
 
 def test_all_needs_all(places: list[Path]) -> None:
@@ -118,7 +120,7 @@ def test_all_needs_all(places: list[Path]) -> None:
     with pytest.raises(TooFewCopiesError, match="takes 3 of its directories, and 2 count") as caught:
         open_all(places)
     assert caught.value.missing == {str(places[2]): "empty; is its disk mounted?"}
-    with open_all(places[:2], lose=[places[2]]) as topic:
+    with open_all(places[:2], forget_replicas=[places[2]]) as topic:
         topic.append(b"two", sync=True)
     with open_all(places[:2]) as topic:
         assert values_of(topic) == [b"one", b"two"]
@@ -130,7 +132,7 @@ def test_quorum_needs_a_quorum(written: list[Path]) -> None:
     with pytest.raises(TooFewCopiesError, match="takes 2 of its directories, and 1 count"):
         open_all([written[2], *written[:2]])
     with pytest.raises(TooFewCopiesError, match="takes 2 of its directories, and 1 count"):
-        open_all([written[2]], lose=written[:2])
+        open_all([written[2]], forget_replicas=written[:2])
 
 
 def test_leader_goes_on_without_others_only_if_told(places: list[Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +142,7 @@ def test_leader_goes_on_without_others_only_if_told(places: list[Path], caplog: 
     shutil.rmtree(places[0])
     with pytest.raises(TooFewCopiesError, match="takes 3 of its directories, and 2 count"):
         open_all([places[1], places[0], places[2]])
-    with open_all(places[1:], lose=[places[0]]) as topic:
+    with open_all(places[1:], forget_replicas=[places[0]]) as topic:
         assert values_of(topic) == [b"one"]
     assert "what only it had is lost" in caplog.text
 
@@ -149,8 +151,8 @@ def test_empty_directory_takes_the_place_of_a_lost_one(written: list[Path]) -> N
     before = read_members(REAL, str(written[2]))
     shutil.rmtree(written[2])
     written[2].mkdir()
-    with open_all(written, lose=[written[2]]) as topic:
-        assert [each.state for each in topic.copies()] == ["own", "in step", "in step"]
+    with open_all(written, forget_replicas=[written[2]]) as topic:
+        assert [each.state for each in topic.replicas()] == ["own", "in step", "in step"]
     assert len(assert_same(written)) == 3
     after = read_members(REAL, str(written[2]))
     assert before is not None and after is not None and after.id != before.id and after.version == 2
@@ -160,24 +162,24 @@ def test_member_is_given_up_by_its_id(written: list[Path]) -> None:
     gone = read_members(REAL, str(written[2]))
     assert gone is not None
     shutil.rmtree(written[2])
-    with open_all(written[:2], lose=[gone.id]) as topic:
-        assert len(topic.copies()) == 2
+    with open_all(written[:2], forget_replicas=[gone.id]) as topic:
+        assert len(topic.replicas()) == 2
 
 
 def test_member_that_was_given_up_does_not_come_back(written: list[Path]) -> None:
     os.rename(written[2], written[2].with_name("away"))
-    with open_all(written[:2], lose=[written[2]]) as topic:
+    with open_all(written[:2], forget_replicas=[written[2]]) as topic:
         topic.append(b"four", sync=True)
     os.rename(written[2].with_name("away"), written[2])
-    with pytest.raises(LogError, match="was given up with lose="):
+    with pytest.raises(LogError, match="was given up with forget_replicas="):
         open_all(written)
-    with pytest.raises(LogError, match="was given up with lose="):
+    with pytest.raises(LogError, match="was given up with forget_replicas="):
         open_all([written[2], written[0], written[1]])
 
 
 def test_two_parts_that_gave_each_other_up_are_told_apart(places: list[Path]) -> None:
     open_all(places).close()
-    open_all(places[:2], lose=[places[2]]).close()
+    open_all(places[:2], forget_replicas=[places[2]]).close()
     kept = [read_members(REAL, str(each)) for each in places]
     assert kept[0] is not None and kept[2] is not None
     other = {id_: path for id_, path in kept[2].paths.items() if id_ != kept[0].id}
@@ -201,15 +203,15 @@ def test_acks_change_when_all_are_there(written: list[Path]) -> None:
 @pytest.mark.parametrize(("choose_places", "options", "message"), [
     (lambda a, b, c: [a, b], {}, "is written in 3 directories"),
     (lambda a, b, c: [a, b, c, a.with_name("d")], {}, "is written in 3 directories"),
-    (lambda a, b, c: [a, b, a.with_name("d")], {"lose": ["nobody"]}, "no member is there or was there; last seen"),
-    (lambda a, b, c: [a, b, c], {"lose": ["c"]}, "and not empty: if it was made again already"),
+    (lambda a, b, c: [a, b, a.with_name("d")], {"forget_replicas": ["nobody"]}, "no member is there or was there"),
+    (lambda a, b, c: [a, b, c], {"forget_replicas": ["c"]}, "and not empty: if it was made again already"),
     (lambda a, b, c: [a.with_name("d"), b, c], {}, "holds a topic; the directory to be opened has none"),
 ])  # fmt: skip
 def test_other_directories_than_stored_are_refused(
     written: list[Path], choose_places: Callable[..., list[Path]], options: dict[str, Any], message: str
 ) -> None:
-    if options.get("lose") == ["c"]:
-        options = {"lose": [written[2]]}
+    if options.get("forget_replicas") == ["c"]:
+        options = {"forget_replicas": [written[2]]}
     with pytest.raises((LogError, ValueError), match=message):
         open_all(choose_places(*written), **options)
     assert len(assert_same(written)) == 3
@@ -273,7 +275,7 @@ def test_unreadable_list_counts_as_a_directory_out_of_reach(written: list[Path])
     content = (written[2] / "copy.json").read_bytes()
     (written[2] / "copy.json").write_bytes(content.replace(b"quorum", b"qUorum"))
     with open_all(written) as topic:
-        assert "no valid facts" in str(topic.copies()[2].error)
+        assert "no valid facts" in str(topic.replicas()[2].error)
         topic.append(b"four", sync=True)
     with pytest.raises(LogError, match="no valid facts"):
         open_all([written[2], *written[:2]])

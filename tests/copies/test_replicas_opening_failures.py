@@ -14,13 +14,13 @@ from replicas_written import FIRST, dying, restored, saved
 from replicated import Devices, all_have_all, assert_same, open_all, until
 
 from conftest import values_of
-from loglib import TooFewCopiesError, testing
+from loglib import testing
 from loglib.copies import assemble
 from loglib.copies.election import LogClaim, claim_of
 from loglib.copies.follower_log import FollowerLog
 from loglib.copies.replica import Replica
 from loglib.copies.unmarked_tail import read_mark
-from loglib.errors import LockedError
+from loglib.errors import LockedError, TooFewCopiesError
 from loglib.segment import Identity
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
@@ -32,12 +32,12 @@ devices = replicas_written.devices
 
 def test_directory_that_fails_while_it_is_opened_is_left_out(written: list[Path], devices: Devices) -> None:
     with devices.failing(written[2]), open_all(written, files=devices) as topic:
-        assert "the device fails" in str(topic.copies()[2].error)
+        assert "the device fails" in str(topic.replicas()[2].error)
         topic.append(b"four", sync=True)
     with devices.failing(written[0]), pytest.raises(OSError, match="the device fails"):
         open_all(written, files=devices)
     with devices.gone(written[1]), open_all(written, files=devices) as topic:
-        assert "the device is gone" in str(topic.copies()[2].error)
+        assert "the device is gone" in str(topic.replicas()[2].error)
     with open_all(written, files=devices) as topic:
         assert len(values_of(topic)) == 4
     assert len(assert_same(written)) == 4
@@ -59,7 +59,7 @@ def test_directory_that_fails_later_in_the_opening_is_left_out(
 
     devices.meanwhile = refuse
     with open_all(written, files=devices) as topic:
-        assert "refused" in str(topic.copies()[2].error)
+        assert "refused" in str(topic.replicas()[2].error)
         topic.append(b"five", sync=True)
     devices.meanwhile = lambda _: None
     with open_all(written, files=devices) as topic:
@@ -131,7 +131,7 @@ def test_directory_that_comes_back_has_accepted_the_writer_for_good() -> None:
     with devices.gone("/c"):
         topic = open_all(places, files=devices)
     with topic:
-        until(lambda: topic.copies()[2].state == "in step", "it comes back")
+        until(lambda: topic.replicas()[2].state == "in step", "it comes back")
         _, nothing_pending, *_ = fs.crash_states(since=len(fs.operations))
         epochs = []
         for place in places:
@@ -167,6 +167,6 @@ def test_number_that_was_promised_to_a_later_opening_keeps_a_directory_out(writt
         copied.set_epoch_floor(99)
         copied.close()
         os.rename(away, written[1])
-        until(lambda: "a later opening" in str(topic.copies()[2].error), "it is refused")
+        until(lambda: "a later opening" in str(topic.replicas()[2].error), "it is refused")
     with pytest.raises(LockedError), open_all(written), open_all(written):
         pass

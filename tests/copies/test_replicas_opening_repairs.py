@@ -14,11 +14,12 @@ from replicas_written import FIRST, dying, restored, saved
 from replicated import Devices, all_have_all, assert_same, open_all, until
 
 from conftest import QUIET, values_of
-from loglib import CorruptLogError, TooFewCopiesError, Topic, testing
+from loglib import CorruptLogError, Topic, testing
 from loglib.copies import assemble
 from loglib.copies.election import claim_of
 from loglib.copies.member_list import read_members
 from loglib.copies.unmarked_tail import read_mark
+from loglib.errors import TooFewCopiesError
 from loglib.segment import Identity
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
@@ -111,8 +112,8 @@ def test_damage_that_the_source_meets_later_is_passed_by_another_source(written:
         until(partial(all_have_all, topic), "all have it")
     rot(written[0], FIRST, 4096 + 140, 4096 + 160)  # in the first batch of two
     shutil.rmtree(written[2])
-    with open_all(written, lose=[written[2]]) as topic:
-        assert len(topic.copies()) == 3
+    with open_all(written, forget_replicas=[written[2]]) as topic:
+        assert len(topic.replicas()) == 3
     assert_same(written[1:])
 
 
@@ -124,7 +125,7 @@ def test_damage_inside_of_every_source_is_an_error(written: list[Path]) -> None:
         rot(place, FIRST, 4096 + 140, 4096 + 160)  # in the first batch of two
     shutil.rmtree(written[2])
     with pytest.raises(CorruptLogError, match=r"byte 4096|byte 42"):
-        open_all(written, lose=[written[2]])
+        open_all(written, forget_replicas=[written[2]])
 
 
 def test_copy_that_says_to_have_been_longer_counts_so(path: Path, open_topic: Callable[..., Topic]) -> None:
@@ -166,9 +167,9 @@ def test_replacement_that_dies_is_repeated(written: list[Path], monkeypatch: pyt
     shutil.rmtree(written[2])
     with monkeypatch.context() as patched, pytest.raises(OSError, match="it dies here"):
         patched.setattr(assemble, "_set_floors", dying)
-        open_all(written, lose=[written[2]])
-    with open_all(written, lose=[written[2]]) as topic:
-        assert [each.state for each in topic.copies()] == ["own", "in step", "in step"]
+        open_all(written, forget_replicas=[written[2]])
+    with open_all(written, forget_replicas=[written[2]]) as topic:
+        assert [each.state for each in topic.replicas()] == ["own", "in step", "in step"]
     assert len(assert_same(written)) == 3
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import loglib
-from conftest import ROOT, fill
+from conftest import ROOT, alter, fill
 from loglib import LogError, NotLeaderError, Retention, Topic
 from loglib.log import copy_role
 from loglib.log.copy_role import LEADER, MIRROR, REPLICA, ROLES, SNAPSHOT, SUPERSEDED, TIER, Action
@@ -34,7 +34,9 @@ def made(root: Path, role: str) -> Path:
     path, to = root / "original" / "orders", root / role / "orders"
     other = root / "disk2" / "orders"
     disks = {"replicas": [other]} if role == REPLICA else {}
-    with Topic.open(path, partitions=2, retention=Retention(age=None, bytes=0), **disks) as topic:  # type: ignore[arg-type]
+    with Topic.open(
+        path, create=True, partitions=2, retention=Retention(age=None, bytes=0), **disks  # type: ignore[arg-type]
+    ) as topic:
         fill(topic, 3, partition=0)
         fill(topic, 3, partition=1)
         with topic.group("copied", commit="manual") as group:
@@ -45,14 +47,14 @@ def made(root: Path, role: str) -> Path:
                 each.roll()
             fill(topic, 1, partition=0)
         if role == TIER:
-            loglib.tier(topic, to)
+            loglib.offload.tier(topic, to)
     if role == MIRROR:
-        loglib.mirror(path, to)
+        loglib.copies.mirror(path, to)
     if role == SNAPSHOT:
-        loglib.snapshot(path, to)
+        loglib.copies.snapshot(path, to)
     if role == SUPERSEDED:
-        loglib.mirror(path, root / "successor" / "orders")
-        loglib.promote(root / "successor" / "orders")
+        loglib.copies.mirror(path, root / "successor" / "orders")
+        loglib.copies.promote(root / "successor" / "orders")
     return {LEADER: path, SUPERSEDED: path, REPLICA: other}.get(role, to)
 
 
@@ -63,7 +65,7 @@ def other_copy(path: Path) -> Path:
     if found == path:
         found = path.parent.parent / "other" / "orders"
         if not found.exists():
-            loglib.snapshot(path, found)
+            loglib.copies.snapshot(path, found)
     return found
 
 
@@ -107,10 +109,10 @@ def evict(topic: Topic) -> None:
 OPERATIONS: dict[Action, dict[str, Operation]] = {
     copy_role.READ: {"read": reading(lambda topic: list(topic.read()))},
     copy_role.APPEND: {
-        "open": lambda path: Topic.open(path).close(),
+        "open": lambda path: Topic.open(path, create=True).close(),
         "open shared": lambda path: Topic.open(path, shared=True).close(),
         "add partitions": lambda path: Topic.add_partitions(path, 3),
-        "reconfigure": lambda path: Topic.reconfigure(path, segment_bytes=1 << 20),
+        "reconfigure": lambda path: alter(path, segment_bytes=1 << 20),
     },
     copy_role.TRANSACT: {"append": reading(transact)},
     copy_role.JOIN: {
@@ -124,13 +126,15 @@ OPERATIONS: dict[Action, dict[str, Operation]] = {
         "evict": reading(evict),
     },
     copy_role.REPAIR: {"repair": loglib.repair},
-    copy_role.HEAL: {"heal": lambda path: loglib.heal(path, [other_copy(path)])},
-    copy_role.FOLLOW: {"mirror": lambda path: loglib.mirror(other_copy(path), path)},
-    copy_role.DEMOTE: {"demote": lambda path: loglib.mirror(other_copy(path), path, demote=True)},
-    copy_role.PROMOTE: {"promote": loglib.promote},
-    copy_role.FORCE: {"promote": lambda path: loglib.promote(path, force=True)},
-    copy_role.UPLOAD: {"tier": reading(lambda topic: loglib.tier(topic, Path(topic.path).parent / "uploaded"))},
-    copy_role.ARCHIVE: {"archive": reading(lambda topic: loglib.archive(topic, Path(topic.path).parent / "archived"))},
+    copy_role.HEAL: {"heal": lambda path: loglib.copies.heal(path, [other_copy(path)])},
+    copy_role.FOLLOW: {"mirror": lambda path: loglib.copies.mirror(other_copy(path), path)},
+    copy_role.DEMOTE: {"demote": lambda path: loglib.copies.mirror(other_copy(path), path, demote=True)},
+    copy_role.PROMOTE: {"promote": loglib.copies.promote},
+    copy_role.FORCE: {"promote": lambda path: loglib.copies.promote(path, force=True)},
+    copy_role.UPLOAD: {"tier": reading(lambda topic: loglib.offload.tier(topic, Path(topic.path).parent / "uploaded"))},
+    copy_role.ARCHIVE: {
+        "archive": reading(lambda topic: loglib.offload.archive(topic, Path(topic.path).parent / "archived")),
+    },
     copy_role.DELETE: {"delete": Topic.delete},
 }
 CASES = [
@@ -185,23 +189,23 @@ def test_commits_of_a_copys_own_group_take_part_in_no_transaction(tmp_path: Path
 def test_transaction_is_not_committed_to_a_topic_that_was_superseded_meanwhile(tmp_path: Path) -> None:
     """It was committed, never applied, and in the way of all later ones."""
     path, copy = made(tmp_path, LEADER), tmp_path / "copy" / "orders"
-    loglib.mirror(path, copy)
+    loglib.copies.mirror(path, copy)
 
     def promote_meanwhile(topic: Topic) -> None:
         with loglib.transaction(app="app") as work:
             work.append(topic, b"late", partition=0)
-            loglib.promote(copy)
+            loglib.copies.promote(copy)
 
     with pytest.raises(NotLeaderError, match="superseded"):
         reading(promote_meanwhile)(path)
-    assert loglib.last_version("app", store=path.parent) is None
+    assert loglib.transactions.last_version("app", store=path.parent) is None
 
 
 def test_topic_open_in_several_processes_is_not_changed_after_it_was_superseded(tmp_path: Path) -> None:
     path = made(tmp_path, LEADER)
-    loglib.mirror(path, tmp_path / "copy" / "orders")
-    with Topic.open(path, shared=True) as topic:
-        loglib.promote(tmp_path / "copy" / "orders")
+    loglib.copies.mirror(path, tmp_path / "copy" / "orders")
+    with Topic.open(path, create=True, shared=True) as topic:
+        loglib.copies.promote(tmp_path / "copy" / "orders")
         before = content(path)
         for change in (lambda: topic.append(b"late"), lambda: topic.alter(segment_bytes=1 << 20)):
             with pytest.raises(NotLeaderError, match="superseded"):
@@ -211,7 +215,7 @@ def test_topic_open_in_several_processes_is_not_changed_after_it_was_superseded(
 
 def test_group_on_several_topics_is_not_joined_if_one_of_them_lost_its_place(tmp_path: Path) -> None:
     path = made(tmp_path, SUPERSEDED)
-    with Topic.open(tmp_path / "first") as first, Topic.open(path, mode="r") as old:
+    with Topic.open(tmp_path / "first", create=True) as first, Topic.open(path, mode="r") as old:
         before = content(path)
         with pytest.raises(NotLeaderError, match="superseded"):
             loglib.group([first, old], "both")
@@ -222,11 +226,11 @@ def test_group_on_several_topics_is_not_joined_if_one_of_them_lost_its_place(tmp
 def test_new_group_is_joined_at_the_first_of_several_directories_only(tmp_path: Path) -> None:
     """What was committed in another one was removed without a word, when the topic was opened the next time."""
     first, second = tmp_path / "disk1" / "orders", tmp_path / "disk2" / "orders"
-    Topic.open(first, replicas=[second]).close()
+    Topic.open(first, create=True, replicas=[second]).close()
     join("new")(first)
     with pytest.raises(NotLeaderError, match="written together"):
         join("other")(second)
-    Topic.open(second, replicas=[first]).close()
+    Topic.open(second, create=True, replicas=[first]).close()
     join("other")(second)
     with pytest.raises(NotLeaderError, match="written together"):
         join("third")(first)

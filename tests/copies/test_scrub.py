@@ -14,7 +14,8 @@ import pytest
 from builders import spoil
 
 from conftest import QUIET
-from loglib import CorruptLogError, LogClosedError, LogError, Scrub, ScrubReport, Topic, repair, snapshot, testing
+from loglib import CorruptLogError, LogClosedError, LogError, Topic, repair, testing
+from loglib.copies import Scrub, ScrubReport, snapshot
 from loglib.copies.rate_limit import RateLimit
 from loglib.segment import HEADER_BYTES
 

@@ -78,7 +78,7 @@ def collector(request: pytest.FixtureRequest) -> Iterator[Collector]:
 
 def fill(path: Path, count: int, *, poison: int = 0) -> set[str]:
     """A topic of that many lines in three partitions; returns the values that can be delivered."""
-    with Topic.open(path, partitions=3, **QUIET) as topic:
+    with Topic.open(path, create=True, partitions=3, **QUIET) as topic:
         for number in range(count):
             value = b"poison %d" if poison and number % poison == 0 else b"line %d"
             topic.append(value % number, key=b"k", partition=number % 3)
@@ -178,7 +178,7 @@ def test_file_with_half_a_line_goes_on_behind_the_last_whole_one(tmp_path: Path)
 
 
 def test_value_that_is_json_stays_json(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "t") as topic:
+    with Topic.open(tmp_path / "t", create=True) as topic:
         for value in (b'{"a": 1}', b"\xff", None):
             topic.append(value, sync=True)
         lines = [json.loads(ship.line_of(record))["value"] for record in topic.read()]

@@ -16,10 +16,11 @@ from mirrored import Meanwhile
 
 import loglib
 from conftest import QUIET, fill, start_python, tree, values_of
-from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic, snapshot, testing, transaction
+from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic, testing, transaction
 from loglib.append.publication import Hold
-from loglib.copies.promote import promote_on
-from loglib.copies.snapshot import take_snapshot
+from loglib.copies import snapshot
+from loglib.copies.promotion import promote_on
+from loglib.copies.snapshots import take_snapshot
 from loglib.format.watermark import FILE_BYTES
 from loglib.segment import segment_name
 from loglib.testing import CrashFS, FaultyFiles, Image, MemoryFiles
@@ -30,7 +31,7 @@ WRITER = """
 
     path, segment_bytes, kept = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     retention = Retention(age=None, bytes=kept)
-    with Topic.open(path, partitions=2, segment_bytes=segment_bytes, retention=retention) as topic:
+    with Topic.open(path, create=True, partitions=2, segment_bytes=segment_bytes, retention=retention) as topic:
         for number in range(10_000_000):
             topic.append(b"%d " % number * 20, partition=number % 2, sync=True)
 """
@@ -256,7 +257,7 @@ def test_snapshot_is_not_opened_for_writing(rolled: Topic, tmp_path: Path) -> No
     made = snapshot(rolled.path, tmp_path / "copy")
     for shared in (False, True):
         with pytest.raises(NotLeaderError, match=r"is a snapshot of .*loglib\.promote") as caught:
-            Topic.open(made.path, shared=shared)
+            Topic.open(made.path, create=True, shared=shared)
     assert (caught.value.path, caught.value.role, caught.value.of) == (made.path, "snapshot", rolled.path)
     with pytest.raises(NotLeaderError):
         Topic.add_partitions(made.path, 5)
@@ -268,26 +269,26 @@ def test_promoted_snapshot_is_written_and_its_source_as_well(rolled: Topic, tmp_
     with Topic.open(made.path, mode="r") as copy:
         before = values_of(copy)
     for _ in range(2):  # the second time it is a topic of its own already
-        loglib.promote(made.path)
+        loglib.copies.promote(made.path)
     rolled.append(b"of the source", sync=True)
-    with Topic.open(made.path) as promoted:
+    with Topic.open(made.path, create=True) as promoted:
         assert promoted.append(b"of the copy", sync=True).offset == made.ends[0]
         assert values_of(promoted) == [*before, b"of the copy"]
         assert not promoted.verify().damage
     assert values_of(rolled) == [*before, b"not flushed", b"of the source"]
     assert not rolled.verify().damage
-    loglib.promote(rolled.path)  # has always been a topic of its own
+    loglib.copies.promote(rolled.path)  # has always been a topic of its own
     assert not Path(rolled.path, "copy.json").exists()
 
 
 def test_batches_of_the_source_do_not_get_into_the_promoted_copy(rolled: Topic, tmp_path: Path) -> None:
     """A tool may put the source's last segment over that of the copy, because both have the same name and log id."""
     made = snapshot(rolled.path, tmp_path / "copy")
-    loglib.promote(made.path)
+    loglib.copies.promote(made.path)
     name = max(Path(rolled.path, "0000").glob("*.log")).name
     rolled.append(b"of the source", sync=True)
     rolled.append(b"of the source again", sync=True)
-    with Topic.open(made.path) as promoted:
+    with Topic.open(made.path, create=True) as promoted:
         promoted.append(b"of the copy", sync=True)
         promoted.append(b"of the copy again", sync=True)
     (tmp_path / "copy" / "0000" / name).write_bytes(Path(rolled.path, "0000", name).read_bytes())
@@ -304,8 +305,8 @@ def test_group_goes_on_in_the_promoted_copy_where_it_was(open_topic: OpenTopic, 
         assert len(group.poll(max_records=2, timeout=10)) == 2
         group.commit()
     made = snapshot(topic.path, tmp_path / "backup" / "orders")
-    loglib.promote(made.path)
-    with Topic.open(made.path) as promoted, promoted.group("etl") as group:
+    loglib.copies.promote(made.path)
+    with Topic.open(made.path, create=True) as promoted, promoted.group("etl") as group:
         assert [record.value for record in group.poll(max_records=9, timeout=10)] == values_of(topic)[2:]
 
 
@@ -334,7 +335,7 @@ def test_promotion_that_is_cut_has_happened_or_not() -> None:
 
 def test_only_a_topic_is_promoted(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no topic here"):
-        loglib.promote(tmp_path)
+        loglib.copies.promote(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format": 1, "crc": "00000000"}\n'])
@@ -342,7 +343,7 @@ def test_damaged_role_is_an_error_and_no_permission(rolled: Topic, tmp_path: Pat
     made = snapshot(rolled.path, tmp_path / "copy")
     (tmp_path / "copy" / "copy.json").write_bytes(content)
     with pytest.raises(CorruptLogError, match=r"copy\.json"):
-        Topic.open(made.path)
+        Topic.open(made.path, create=True)
 
 
 def test_role_of_a_later_format_is_refused_by_name(rolled: Topic, tmp_path: Path) -> None:
@@ -351,7 +352,7 @@ def test_role_of_a_later_format_is_refused_by_name(rolled: Topic, tmp_path: Path
     made = snapshot(rolled.path, tmp_path / "copy")
     (tmp_path / "copy" / "copy.json").write_bytes(seal({"format": 2}))
     with pytest.raises(loglib.UnsupportedFormatError, match="newer"):
-        Topic.open(made.path)
+        Topic.open(made.path, create=True)
 
 
 # --- what it refuses -----------------------------------------------------------------------------------------

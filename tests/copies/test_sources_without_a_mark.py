@@ -15,7 +15,8 @@ from streamed import served
 from transacted import dying
 
 from conftest import fill, values_of
-from loglib import CorruptLogError, LogError, LogMovedError, Mirror, Topic, mirror, snapshot, transaction
+from loglib import CorruptLogError, LogError, LogMovedError, Topic, transaction
+from loglib.copies import Mirror, mirror, snapshot
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES
 from loglib.transactions.store import Store
 
@@ -57,7 +58,7 @@ def test_transaction_that_is_whole_in_a_log_without_a_mark_is_done(
     path: Path, tmp_path: Path, damage: Damage
 ) -> None:
     """Its end stands in the log, so what is found there names it as applied."""
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         fill(topic, 1)
         with transaction("shop") as tx:
             for value in (b"one", b"two"):
@@ -78,7 +79,7 @@ def test_slot_that_is_left_of_a_mirror_holds_back_no_transaction_that_was_shown(
     path: Path, to: Path, tmp_path: Path, slot: int
 ) -> None:
     """A mark holds a transaction back until all partitions have it. The other slot kept that mark."""
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         fill(topic, 2)
         mirror(path, to)
         with transaction("shop") as tx:
@@ -110,7 +111,7 @@ def test_damaged_mark_of_the_source_costs_no_record(
     if copied == 2:
         mirror(topic.path, to)
     damage(Path(topic.path, "0000", "watermark"))
-    with mirroring(Path(topic.path), to, way, on_gap="restart") as made:
+    with mirroring(Path(topic.path), to, way, on_divergence="restart") as made:
         made.copy()
         assert made.report().set_aside == ()
     with Topic.open(to, mode="r") as copy:
@@ -164,10 +165,10 @@ def test_mark_that_was_set_back_takes_nothing_from_a_copy(open_topic: OpenTopic,
     watermark.write_bytes(newer)
 
 
-@pytest.mark.parametrize("on_gap", ["error", "restart"])
+@pytest.mark.parametrize("on_divergence", ["raise", "restart"])
 @pytest.mark.parametrize("lost", [slice(0, 1), slice(0, 3), slice(3, 4)])
 def test_source_without_a_mark_and_segments_takes_nothing_from_a_copy(
-    open_topic: OpenTopic, to: Path, lost: slice, on_gap: Any
+    open_topic: OpenTopic, to: Path, lost: slice, on_divergence: Any
 ) -> None:
     topic = open_topic(partitions=1)
     for number in range(3):
@@ -183,7 +184,7 @@ def test_source_without_a_mark_and_segments_takes_nothing_from_a_copy(
     for each in topic.partition(0).segments[lost]:
         Path(each.path).unlink()
     try:
-        mirror(topic.path, to, on_gap=on_gap)
+        mirror(topic.path, to, on_divergence=on_divergence)
     except CorruptLogError as error:
         assert "no whole watermark" in str(error) or "no file" in str(error)
     assert len(records(to)) >= before

@@ -11,9 +11,10 @@ from replicated import Devices, open_all, until
 from streamed import served
 
 from conftest import QUIET
-from loglib import CorruptLogError, Mirror, OffsetOutOfRangeError, Topic, testing
+from loglib import CorruptLogError, OffsetOutOfRangeError, Topic, testing
+from loglib.copies import Mirror
 from loglib.copies.log_source import SourceLog
-from loglib.copies.snapshot import take_snapshot
+from loglib.copies.snapshots import take_snapshot
 from loglib.copies.sources import Block
 from loglib.format.chain import End
 from loglib.segment import Identity
@@ -90,7 +91,7 @@ def bring_up(source: Any, copy: str, files: Any, topic: Topic, what: object) -> 
             assert end < topic.partition(0).log_start_offset, what
         else:
             return
-    with Mirror(source, copy, files=files, on_gap="restart") as mirror:
+    with Mirror(source, copy, files=files, on_divergence="restart") as mirror:
         mirror.copy()
 
 
@@ -167,7 +168,7 @@ def test_source_that_changes_between_any_two_looks_of_a_pass(meanwhile: str, cop
 
         topic = [states(files, "ararara", copy)]
         watched = Between(files, at, changing(files, topic, meanwhile))
-        with Mirror(SOURCE, COPY, files=watched, on_gap="restart" if may_lack else "error") as mirror:
+        with Mirror(SOURCE, COPY, files=watched, on_divergence="restart" if may_lack else "raise") as mirror:
             mirror.copy()
             assert mirror.report().set_aside == (), (meanwhile, at)  # what retention drops is no other history
         looks = watched.looks
@@ -191,7 +192,7 @@ def test_source_that_began_where_the_copy_ends_and_drops_more_is_no_other_histor
 
         topic = [states(files, "ararcaro", copy)]
         watched = Between(files, at, changing(files, topic, meanwhile))
-        with Mirror(SOURCE, COPY, files=watched, on_gap="restart") as mirror:
+        with Mirror(SOURCE, COPY, files=watched, on_divergence="restart") as mirror:
             mirror.copy()
             assert mirror.report().set_aside == (), at
         looks = watched.looks
@@ -228,7 +229,7 @@ def test_mirror_over_a_stream_has_the_bytes_of_each_state() -> None:
         with states(files, steps, copy) as topic:
             for _ in range(2):
                 with served(SOURCE, files=files) as serving, Mirror.over(
-                    serving.stream, COPY, files=files, on_gap="restart"
+                    serving.stream, COPY, files=files, on_divergence="restart"
                 ) as mirror:  # fmt: skip
                     mirror.copy()
             assert_same(files, COPY, topic, steps)

@@ -224,7 +224,7 @@ def filled(path: Path, seed: int) -> Path:
     """A log of small batches; some with nulls and headers, some large."""
     random = Random(seed)
     rare = random.random() < 0.5
-    with Topic.open(path, durability="os", segment_bytes=4096) as topic:
+    with Topic.open(path, create=True, durability="os", segment_bytes=4096) as topic:
         for number in range(random.randrange(80)):
             headers = (("h", b"1"),) if rare and random.random() < 0.2 else ()
             value = None if rare and random.random() < 0.1 else b"%d" % number * random.choice((1, 9, 300))
@@ -282,9 +282,9 @@ def step(reader: Any, topic: Topic, random: Random) -> Any:
 
 
 @settings(calm, max_examples=40)
-@given(seed=st.integers(0, 1 << 40), on_gap=st.sampled_from(["raise", "skip"]))
+@given(seed=st.integers(0, 1 << 40), on_damage=st.sampled_from(["raise", "skip"]))
 def test_damage_is_told_the_same_with_bundles_and_without(
-    seed: int, on_gap: Any, tmp_path_factory: pytest.TempPathFactory
+    seed: int, on_damage: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = filled(tmp_path_factory.mktemp("topic") / "t", seed)
     random = Random(seed)
@@ -297,9 +297,9 @@ def test_damage_is_told_the_same_with_bundles_and_without(
         for fewest in (1, 1 << 30):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(cursor, "_MANY", fewest)
-                reader = topic.read(on_gap=on_gap)
+                reader = topic.read(on_damage=on_damage)
                 records = outcome(iter(reader))
-                batches = outcome(batch.records() for batch in topic.batches(on_gap=on_gap))
+                batches = outcome(batch.records() for batch in topic.batches(on_damage=on_damage))
                 results.append((records, reader.gaps, reader.tell(), batches))
     with_bundles, without = results
     assert with_bundles == without

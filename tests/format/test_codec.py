@@ -14,8 +14,9 @@ from builders import BODY_AT, NOW, batch_of, calm, encoded, forged, header_of, r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loglib import CorruptLogError, MissingCodecError, Topic
+from loglib import CorruptLogError, Topic
 from loglib.config.policies import CODEC_NAMES, MAX_BATCH_BYTES, MAX_DECOMPRESSED_BYTES
+from loglib.errors import MissingCodecError
 from loglib.format import codec
 from loglib.format.codec import BadCompression
 from loglib.format.columns import Columns
@@ -186,7 +187,7 @@ def test_missing_package_is_no_damage(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_topic_is_not_made_with_a_codec_that_is_missing(tmp_path: Path, without: str) -> None:
     with pytest.raises(MissingCodecError):
-        Topic.open(tmp_path / "topic", compression=without)
+        Topic.open(tmp_path / "topic", create=True, compression=without)
     assert os.listdir(tmp_path) == []
 
 

@@ -325,7 +325,7 @@ def batch_of_or_error(stored: bytes) -> Batch:
 
 def test_a_reader_does_not_import_arrow(tmp_path: Path) -> None:
     """It would need more memory than all that a reader keeps."""
-    with Topic.open(tmp_path / "topic") as topic:
+    with Topic.open(tmp_path / "topic", create=True) as topic:
         topic.append_many([b"x" * size for size in range(1000)])
     assert run_python(READ, tmp_path / "topic").split() == ["1000", "False"]
 

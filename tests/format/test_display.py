@@ -11,7 +11,7 @@ from loglib.format.display import Shown, sized
 
 
 def test_objects_say_what_a_person_at_a_prompt_wants(path: Path) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         topic.append_many([b"x" * 100] * 500, partition=0)
         topic.flush()
         reader = topic.read()
@@ -29,7 +29,7 @@ def test_objects_say_what_a_person_at_a_prompt_wants(path: Path) -> None:
 
 
 def test_object_whose_files_are_gone_shows_what_it_knows(path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     with Topic.open(path, mode="r") as topic:
         shutil.rmtree(path)
         assert repr(topic) == f"<Topic at {path}, partitions 1, mode r, (LogMovedError)>"

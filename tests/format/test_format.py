@@ -46,8 +46,9 @@ def test_crc_of_the_page_is_the_crc_of_the_code() -> None:
 @pytest.mark.parametrize("compression", ["none", "zlib"])
 def test_reader_written_from_the_page_reads_what_loglib_wrote(tmp_path: Path, compression: str) -> None:
     with Topic.open(
-        tmp_path / "topic", partitions=2, compression=compression, segment_bytes=4096, flush=FlushPolicy(interval=None)
-    ) as topic:
+        tmp_path / "topic", create=True, partitions=2, compression=compression, segment_bytes=4096,
+        flush=FlushPolicy(interval=None),
+    ) as topic:  # fmt: skip
         for turn in range(30):
             values, keys, timestamps, headers = EVERYTHING
             topic.append_many(values, keys=keys, timestamps=timestamps, headers=headers, partition=0)
@@ -85,8 +86,8 @@ def test_reader_written_from_the_page_reads_after_retention(tmp_path: Path) -> N
 
 def test_reader_written_from_the_page_reads_what_a_group_has_committed(tmp_path: Path) -> None:
     with (
-        Topic.open(tmp_path / "clicks", partitions=3, flush=FlushPolicy(interval=None)) as clicks,
-        Topic.open(tmp_path / "views", flush=FlushPolicy(interval=None)) as views,
+        Topic.open(tmp_path / "clicks", create=True, partitions=3, flush=FlushPolicy(interval=None)) as clicks,
+        Topic.open(tmp_path / "views", create=True, flush=FlushPolicy(interval=None)) as views,
     ):
         for number in range(40):
             clicks.append_many([b"%d" % number] * 4, partition=number % 2)
@@ -118,7 +119,7 @@ def test_reader_written_from_the_page_reads_what_a_group_has_committed(tmp_path:
 
 
 def test_files_of_a_group_are_those_on_the_page(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "clicks") as clicks:
+    with Topic.open(tmp_path / "clicks", create=True) as clicks:
         clicks.append(b"x", sync=True)
         with clicks.group("etl", member="m") as joined:
             assert len(joined.poll()) == 1
@@ -284,7 +285,7 @@ def test_columns_of_the_body_stand_as_on_the_page() -> None:
 
 
 def test_topic_directory_holds_the_names_on_the_page(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", partitions=2) as topic:
+    with Topic.open(tmp_path / "topic", create=True, partitions=2) as topic:
         topic.append(b"x")
         topic.flush()
     names = sorted(str(path.relative_to(tmp_path / "topic")) for path in (tmp_path / "topic").rglob("*"))

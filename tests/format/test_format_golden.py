@@ -71,7 +71,7 @@ def test_same_records_give_the_same_bytes_again(tmp_path: Path) -> None:
 
 def test_golden_frames_can_be_received(tmp_path: Path) -> None:
     expected = [record for record in golden_records("plain") if record.partition == 0]
-    with Topic.open(tmp_path / "copy") as topic, (GOLDEN / "frames.bin").open("rb") as stream:
+    with Topic.open(tmp_path / "copy", create=True) as topic, (GOLDEN / "frames.bin").open("rb") as stream:
         while topic.partition(0).receive(stream, preserve_offsets=True) is not None:
             pass
         topic.flush()
@@ -79,7 +79,7 @@ def test_golden_frames_can_be_received(tmp_path: Path) -> None:
 
 
 def test_golden_topic_can_be_continued(golden: Path) -> None:
-    with Topic.open(golden / "plain") as topic:
+    with Topic.open(golden / "plain", create=True) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.clean
         (again,) = topic.append_many(PLAIN.values, partition=0, producer=("golden", 7))

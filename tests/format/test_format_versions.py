@@ -91,7 +91,7 @@ def test_newer_format_is_refused_by_name(
     before = path.read_bytes()
     with (
         pytest.raises(UnsupportedFormatError, match=f"{message} is newer") as caught,
-        Topic.open(golden / "plain", mode=mode) as topic,
+        Topic.open(golden / "plain", create=True, mode=mode) as topic,
     ):
         list(topic.partition(1).read())
     assert caught.value.path == str(path)
@@ -104,7 +104,7 @@ def test_directory_of_an_old_format_is_refused_by_name(tmp_path: Path, mode: Lit
     path = Path(shutil.copytree(GOLDEN.with_name(f"v{version}") / "plain", tmp_path / "old"))
     before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
     with pytest.raises(UnsupportedFormatError, match=f"topic format {version} is older .*before the format was frozen"):
-        Topic.open(path, mode=mode)
+        Topic.open(path, create=True, mode=mode)
     assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
 
 

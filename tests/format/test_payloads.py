@@ -18,10 +18,11 @@ from builders import BODY_AT, make_topic
 from spark_logs import scan_rows
 
 from conftest import NOW, QUIET, SECOND, last_segment, values_of
-from loglib import InvalidOffsetError, Topic, testing
+from loglib import Topic, testing
 from loglib import segment as segments
 from loglib.config.policies import TopicConfig
 from loglib.config.times import to_datetime
+from loglib.errors import InvalidOffsetError
 from loglib.format.header import Header, parse_header
 from loglib.segment import HEADER_BYTES
 from loglib.testing import MemoryFiles

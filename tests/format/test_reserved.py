@@ -12,8 +12,9 @@ from crashed_logs import batch_ends, closed_topic, end_of, identity_of
 from mirrored import segments
 
 from conftest import last_segment, tree, values_of
-from loglib import Retention, Topic, UnsupportedFormatError, heal, mirror, repair, snapshot
+from loglib import Retention, Topic, UnsupportedFormatError, repair
 from loglib.append import transfer
+from loglib.copies import heal, mirror, snapshot
 from loglib.format.header import OFFSETS, TYPED
 from loglib.format.segment_header import HEADER_BYTES, REWRITTEN, segment_name
 
@@ -53,7 +54,7 @@ def verify(path: Path) -> None:
 
 
 def write(path: Path) -> None:
-    Topic.open(path)
+    Topic.open(path, create=True)
 
 
 def send(path: Path) -> None:
@@ -116,7 +117,7 @@ def test_hint_beside_a_segment_is_passed_over_and_goes_with_its_segment(
     for name in ("mirror", "snapshot"):
         assert segments(tmp_path / name) == segments(path)
         assert not list((tmp_path / name).rglob("*.keys"))
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert topic.partition(0).recovery == (0, 0, None, False)
         assert all(each.exists() for each in hints)
         topic.partition(0)._access.writer().disk.drop_before(bases[2])

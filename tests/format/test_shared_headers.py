@@ -155,7 +155,7 @@ def test_every_writer_shares_equal_headers_and_every_reader_sees_them(
     tmp_path: Path, write: Callable[[Topic, list[bytes]], object], count: int
 ) -> None:
     values = [b"%d" % number for number in range(count)]
-    with Topic.open(tmp_path / "t", partitions=3, batch_bytes=1 << 15) as topic:
+    with Topic.open(tmp_path / "t", create=True, partitions=3, batch_bytes=1 << 15) as topic:
         write(topic, values)
         topic.flush()
         assert flags_of(topic) == {SHARED}
@@ -173,7 +173,7 @@ def test_every_writer_shares_equal_headers_and_every_reader_sees_them(
 def test_headers_given_once_as_an_iterator_belong_to_the_first_record_only(tmp_path: Path) -> None:
     """As always: an iterator has its items once."""
     pairs: Iterator[tuple[str, bytes]] = iter([("a", b"1")])
-    with Topic.open(tmp_path / "t") as topic:
+    with Topic.open(tmp_path / "t", create=True) as topic:
         topic.append_many([b"x", b"y"], headers=[pairs, pairs])
         topic.flush()
         assert [record.headers for record in topic.read()] == [(("a", b"1"),), ()]
@@ -186,7 +186,7 @@ def test_headers_given_once_as_an_iterator_belong_to_the_first_record_only(tmp_p
 )
 @pytest.mark.parametrize("count", [1, 2, 2000])
 def test_bad_headers_for_all_records_are_refused(tmp_path: Path, bad: Any, count: int) -> None:
-    with Topic.open(tmp_path / "t") as topic:
+    with Topic.open(tmp_path / "t", create=True) as topic:
         with pytest.raises((TypeError, ValueError), match=r"headers must|utf-8"):
             topic.append_many([b"x"] * count, headers=[bad] * count)
         assert topic.partition(0).log_end_offset == 0
@@ -203,7 +203,7 @@ def test_shared_headers_count_for_each_record() -> None:
 @pytest.mark.parametrize("way", ["lists", "arrow"])
 def test_record_that_is_too_large_by_its_shared_headers_is_refused(tmp_path: Path, count: int, way: str) -> None:
     columns = shared(count, (("a", bytes(3000)),))
-    with Topic.open(tmp_path / "t", max_record_bytes=3000) as topic:
+    with Topic.open(tmp_path / "t", create=True, max_record_bytes=3000) as topic:
         with pytest.raises(RecordTooLargeError, match="record 0"):
             if way == "arrow":
                 topic.append_arrow(rows_in_arrow(columns))
@@ -218,7 +218,7 @@ def test_batches_of_records_with_shared_headers_have_about_the_size_that_the_rec
 ) -> None:
     """A reader makes the headers of each record again: a batch must not become a hundred times as large by that."""
     columns = shared(5000, (("a", bytes(1000)),))
-    with Topic.open(tmp_path / "t", batch_bytes=100_000) as topic:
+    with Topic.open(tmp_path / "t", create=True, batch_bytes=100_000) as topic:
         if way == "arrow":
             topic.append_arrow(rows_in_arrow(columns))
         else:

@@ -12,25 +12,21 @@ import loglib
 from conftest import SECOND, Clock, needs_proc, open_files, settled_files
 from loglib import (
     GroupBusyError,
-    GroupElsewhereError,
     GroupNotFoundError,
-    Lag,
     LogError,
     LogMovedError,
     OffsetOutOfRangeError,
     StaleGenerationError,
     Topic,
     TopicPartition,
-    delete_group,
-    evict_member,
-    group_info,
-    reset_group,
     testing,
 )
-from loglib.groups import Move, administration
+from loglib.errors import GroupElsewhereError
+from loglib.groups import OffsetMove, administration, delete_group, evict_member, group_info, reset_group
 from loglib.groups.commit_log import LogPartition
 from loglib.groups.lock_file import LockFile
 from loglib.groups.owners import Ownership, evict_owner
+from loglib.metrics import Lag
 from loglib.system.files import REAL
 from loglib.testing import UnsyncedFiles
 
@@ -62,9 +58,9 @@ def test_reset_moves_all_partitions(topic: Topic) -> None:
     moves = reset_group(topic, "etl", "-5s")
     assert {number: move.before for number, move in moves.items()} == dict(enumerate(ends))
     assert consume(topic) == [5, 6, 7, 8, 9]
-    assert reset_group(topic, "etl", "begin") == {0: Move(ends[0], 0), 1: Move(ends[1], 0)}
+    assert reset_group(topic, "etl", "begin") == {0: OffsetMove(ends[0], 0), 1: OffsetMove(ends[1], 0)}
     assert consume(topic) == list(range(10))
-    assert reset_group(topic, "etl", "end") == {number: Move(ends[number], ends[number]) for number in (0, 1)}
+    assert reset_group(topic, "etl", "end") == {number: OffsetMove(ends[number], ends[number]) for number in (0, 1)}
     assert consume(topic) == []
 
 
@@ -76,7 +72,7 @@ def test_reset_moves_what_a_mapping_names_and_leaves_the_rest(topic: Topic) -> N
 
 
 def test_dry_run_says_what_would_be_and_changes_nothing(topic: Topic, path: Path) -> None:
-    assert reset_group(topic, "etl", "begin", dry_run=True) == {0: Move(None, 0), 1: Move(None, 0)}
+    assert reset_group(topic, "etl", "begin", dry_run=True) == {0: OffsetMove(None, 0), 1: OffsetMove(None, 0)}
     assert not (path / "groups").exists()
     assert consume(topic) == list(range(10))
     before = tree(path / "groups")
@@ -311,7 +307,7 @@ def test_unknown_group_is_an_error_and_asking_leaves_no_files(topic: Topic, path
 
 
 def test_info_of_a_group_on_several_topics(topic: Topic, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "views") as views:
+    with Topic.open(tmp_path / "views", create=True) as views:
         views.append(b"view", sync=True)
         both = [topic, views]
         with loglib.group(both, "etl", member="one") as group:
@@ -339,7 +335,7 @@ def test_deleted_group_starts_again_at_the_beginning(topic: Topic, path: Path) -
 
 
 def test_group_that_is_deleted_is_forgotten_by_all_its_topics(topic: Topic, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "views") as views:
+    with Topic.open(tmp_path / "views", create=True) as views:
         loglib.group([topic, views], "etl").close()
         delete_group([topic, views], "etl")
         assert list((tmp_path / "views" / "groups").iterdir()) == []

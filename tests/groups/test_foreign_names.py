@@ -24,7 +24,7 @@ DIRECTORIES = ("@eaDir", "lost+found", ".Trash-0", "backup")
 def littered(tmp_path: Path) -> Path:
     """A topic with a group, and foreign files and directories in each of its directories."""
     path = tmp_path / "data" / "orders"
-    with Topic.open(path, partitions=2, **QUIET) as topic:
+    with Topic.open(path, create=True, partitions=2, **QUIET) as topic:
         for number in range(10):
             topic.append(b"%d" % number, key=b"%d" % number)
         topic.flush()
@@ -42,7 +42,7 @@ def littered(tmp_path: Path) -> Path:
 
 
 def test_foreign_names_stop_no_topic_and_no_group(littered: Path) -> None:
-    with Topic.open(littered) as topic:
+    with Topic.open(littered, create=True) as topic:
         topic.append(b"more", key=b"1", sync=True)
         for each in topic.partitions:
             each.roll()
@@ -60,13 +60,13 @@ def test_foreign_names_stop_no_topic_and_no_group(littered: Path) -> None:
 
 def test_foreign_names_are_not_copied_and_not_removed(littered: Path, tmp_path: Path) -> None:
     snapshot, copy = tmp_path / "snapshots" / "orders", tmp_path / "copies" / "orders"
-    loglib.snapshot(littered, snapshot)
-    with loglib.Mirror(littered, copy) as mirror:
+    loglib.copies.snapshot(littered, snapshot)
+    with loglib.copies.Mirror(littered, copy) as mirror:
         mirror.copy()
         foreign = copy / "groups" / "etl" / "offsets" / "@eaDir"
         foreign.mkdir()
         (copy / "groups" / "@eaDir").mkdir()
-        with Topic.open(littered) as topic, topic.group("etl") as group:
+        with Topic.open(littered, create=True) as topic, topic.group("etl") as group:
             topic.append(b"more", sync=True)
             assert len(list(group.follow(timeout=0))) == 1
         mirror.copy()
@@ -76,10 +76,10 @@ def test_foreign_names_are_not_copied_and_not_removed(littered: Path, tmp_path: 
         assert {each.name for each in (path / "groups").iterdir() if each.name.isalpha()} == {"etl"}
         with Topic.open(path, mode="r") as topic:
             assert topic.groups() == ["etl"] and set(topic.group_info("etl").committed) == {0, 1}
-    with loglib.Mirror(littered, copy) as mirror:
+    with loglib.copies.Mirror(littered, copy) as mirror:
         mirror.copy()
-    loglib.promote(copy, force=True)
-    with Topic.open(copy) as topic, topic.group("etl") as group:
+    loglib.copies.promote(copy, force=True)
+    with Topic.open(copy, create=True) as topic, topic.group("etl") as group:
         assert not list(group.follow(timeout=0))
 
 

@@ -160,7 +160,7 @@ def test_batch_of_a_lost_partition_is_left_without_an_error(topic: Topic) -> Non
     group = topic.group("etl", member="hung")
     loop = group.batches(timeout=0.0)
     next(loop)
-    loglib.evict_member(topic, "etl", "hung")
+    loglib.groups.evict_member(topic, "etl", "hung")
     with pytest.raises(StaleGenerationError):
         group.poll()
     loop.close()  # type: ignore[attr-defined]

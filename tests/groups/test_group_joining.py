@@ -11,7 +11,8 @@ from consumers import rebalance, rest
 
 import loglib
 from conftest import needs_proc, run_python
-from loglib import GroupMismatchError, StorageIOError, Topic, testing
+from loglib import StorageIOError, Topic, testing
+from loglib.errors import GroupMismatchError
 from loglib.testing import Call, FaultyFiles, WatchedFiles
 
 Opener = Callable[..., Topic]
@@ -134,7 +135,7 @@ def test_descriptors_are_one_for_each_partition_and_some(path: Path) -> None:
     program = """
         import os, resource, sys
         from loglib import FlushPolicy, StorageIOError, Topic
-        with Topic.open(sys.argv[1], partitions=150, durability="os", shared=True) as topic:
+        with Topic.open(sys.argv[1], create=True, partitions=150, durability="os", shared=True) as topic:
             pass
         for number in range(0, 150, 7):
             with Topic.open(sys.argv[1], shared=True) as topic:

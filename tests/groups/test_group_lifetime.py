@@ -13,7 +13,8 @@ from forked import in_child
 
 import loglib
 from conftest import needs_proc, open_files, run_python, settled_files
-from loglib import ForkedHandleError, Group, LogClosedError, LogError, Topic, testing
+from loglib import Group, LogClosedError, LogError, Topic, testing
+from loglib.errors import ForkedHandleError
 from loglib.testing import Call, WatchedFiles
 
 pytestmark = pytest.mark.usefixtures("attentive")
@@ -93,7 +94,7 @@ def test_topic_whose_group_fails_when_it_is_closed_closes_all_else(topic: Topic,
     with pytest.raises(ValueError, match="listener"):
         topic.close()
     assert failing.closed and other.closed and reader.closed
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     topic.close()
 
 
@@ -121,7 +122,7 @@ def test_group_that_nobody_closed_is_warned_of_and_lets_go(topic: Topic) -> None
 def test_group_keeps_its_topics_open(mode: Any, topic: Topic, path: Path) -> None:
     """A topic that nobody else referred to was collected, and so closed: its group looked like one without records."""
     topic.close()
-    assert numbers(Topic.open(path, mode=mode).group("first").follow(timeout=0.01)) == list(range(10))
+    assert numbers(Topic.open(path, create=True, mode=mode).group("first").follow(timeout=0.01)) == list(range(10))
     assert sum(map(len, Topic.open(path, mode=mode).group("second").batches(timeout=0.01))) == 10
     shown = list(loglib.group([Topic.open(path, mode=mode)], "third").follow(timeout=0.01))
     assert numbers(record for _, record in shown) == list(range(10))
@@ -232,8 +233,9 @@ def test_locks_of_a_closed_member_do_not_live_on_in_its_child(topic: Topic) -> N
 def test_child_that_exits_normally_harms_nothing(path: Path) -> None:
     program = """
         import os, sys
-        from loglib import ForkedHandleError, Topic
-        topic = Topic.open(sys.argv[1])
+        from loglib import Topic
+        from loglib.errors import ForkedHandleError
+        topic = Topic.open(sys.argv[1], create=True)
         topic.append_many([b"%d" % number for number in range(10)])
         topic.flush()
         group = topic.group("etl", member="parent")

@@ -11,7 +11,8 @@ from consumers import die, fill, next_offset, numbers, rebalance, rest, take
 
 import loglib
 from conftest import crash_copy
-from loglib import CorruptLogError, LogReplacedError, OffsetOutOfRangeError, StaleGenerationError, Topic, TopicPartition
+from loglib import CorruptLogError, OffsetOutOfRangeError, StaleGenerationError, Topic, TopicPartition
+from loglib.errors import LogReplacedError
 
 Opener = Callable[..., Topic]
 
@@ -129,7 +130,7 @@ def test_commit_after_the_place_was_lost_says_so_until_records_are_asked_for(ope
             group.commit()
     assert group.poll() == []
     group.commit()
-    loglib.evict_member(topic, "etl", "hung")
+    loglib.groups.evict_member(topic, "etl", "hung")
     with pytest.raises(StaleGenerationError, match="was evicted"):
         group.commit()
     with pytest.raises(StaleGenerationError, match="was evicted"):
@@ -179,7 +180,7 @@ def test_partition_restored_from_a_backup_and_grown_on_is_not_read_from_the_old_
     fill(topic, 30, first=100)
     with topic.group("etl") as group, pytest.raises(LogReplacedError, match="had CRC"):
         group.poll()
-    loglib.reset_group(topic, "etl", {0: next_offset(topic, 9)})
+    loglib.groups.reset_group(topic, "etl", {0: next_offset(topic, 9)})
     with topic.group("etl") as group:
         assert rest(group) == list(range(100, 130))
 

@@ -9,14 +9,15 @@ import pytest
 from consumers import fill, rest
 
 import loglib
-from loglib import GroupElsewhereError, LogError, LogReplacedError, StaleGenerationError, Topic
+from loglib import LogError, StaleGenerationError, Topic
+from loglib.errors import GroupElsewhereError, LogReplacedError
 from loglib.groups import TopicPartition, administration
 
 pytestmark = pytest.mark.usefixtures("attentive")
 
 
 def make(path: Path, count: int = 5) -> Path:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         fill(topic, count)
         topic.flush()
     return path
@@ -36,7 +37,7 @@ def handle(*paths: Path, start: str = "begin", most: int = 100) -> list[tuple[st
 def lags(*paths: Path) -> dict[object, int]:
     topics = [Topic.open(path, mode="r") for path in paths]
     try:
-        found = loglib.group_info(topics, "etl", count_records=True).lag
+        found = loglib.groups.group_info(topics, "etl", count_records=True).lag
         return {each.topic: behind.records or 0 for each, behind in found.items()}
     finally:
         for topic in topics:
@@ -44,7 +45,7 @@ def lags(*paths: Path) -> dict[object, int]:
 
 
 def more(path: Path, *values: bytes) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append_many(values)
 
 
@@ -175,9 +176,9 @@ def test_member_on_the_old_name_and_one_on_the_new_name_do_not_both_own_a_partit
         moved = views.rename(tmp_path / "moved")
         with Topic.open(moved, mode="r") as renamed, loglib.group([first, renamed], "etl", member="new") as new:
             assert new.poll() == [] and TopicPartition("moved", 0) not in new.assignment
-            owners = loglib.group_info([first], "etl").owners
+            owners = loglib.groups.group_info([first], "etl").owners
             assert owners[TopicPartition("views", 0)] == "old"
-            assert TopicPartition("moved", 0) in loglib.evict_member([first, renamed], "etl", "old")
+            assert TopicPartition("moved", 0) in loglib.groups.evict_member([first, renamed], "etl", "old")
             while TopicPartition("moved", 0) not in new.assignment:
                 new.poll()
             with pytest.raises(StaleGenerationError):

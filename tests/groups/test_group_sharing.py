@@ -161,7 +161,7 @@ def test_evicted_member_learns_of_it_and_commits_nothing_more(topic: Topic) -> N
     hung = topic.group("etl", member="hung", on_revoke=revoked.append)
     loop = iter(hung.follow(timeout=0.0))
     record = next(loop)
-    assert loglib.evict_member(topic, "etl", "hung") == [0]
+    assert loglib.groups.evict_member(topic, "etl", "hung") == [0]
     with topic.group("etl") as other:
         assert rest(other) == list(range(10))
         for what in (record, {0: 0}, None):
@@ -193,6 +193,6 @@ def test_member_that_is_evicted_while_it_waits_can_be_closed(topic: Topic) -> No
     with topic.group("etl", member="hung") as group:
         assert len(rest(group)) == 10
         assert group.poll(timeout=0.01) == []
-        loglib.evict_member(topic, "etl", "hung")
+        loglib.groups.evict_member(topic, "etl", "hung")
     with topic.group("etl") as group:
         assert rest(group) == []

@@ -9,7 +9,8 @@ import pytest
 from consumers import fill, rest
 
 import loglib
-from loglib import GroupElsewhereError, Topic, TopicPartition
+from loglib import Topic, TopicPartition
+from loglib.errors import GroupElsewhereError
 from loglib.testing import Call, FaultyFiles, WatchedFiles
 
 Opener = Callable[..., Topic]
@@ -79,9 +80,9 @@ def test_group_of_several_topics_is_found_from_any_of_them_or_refused_by_name(
     with loglib.group([clicks, views], "etl") as group:
         assert group.poll() != []
     asked: list[Callable[[], Any]] = [
-        lambda: views.group("etl"), lambda: loglib.reset_group(views, "etl", "begin"),
-        lambda: loglib.reset_group(views, "etl", "begin", dry_run=True),
-        lambda: loglib.evict_member(views, "etl", "web"), lambda: loglib.group([views, clicks], "etl"),
+        lambda: views.group("etl"), lambda: loglib.groups.reset_group(views, "etl", "begin"),
+        lambda: loglib.groups.reset_group(views, "etl", "begin", dry_run=True),
+        lambda: loglib.groups.evict_member(views, "etl", "web"), lambda: loglib.group([views, clicks], "etl"),
     ]  # fmt: skip
     for call in asked:
         with pytest.raises(GroupElsewhereError, match="group etl is kept with topic clicks") as caught:
@@ -99,12 +100,12 @@ def test_group_of_several_topics_is_found_from_any_of_them_or_refused_by_name(
 def test_reset_of_a_group_on_several_topics_moves_all_of_them(two_topics: tuple[Topic, Topic]) -> None:
     with loglib.group(two_topics, "etl") as group:
         assert len(list(group.follow(timeout=0.0))) == 9
-    moves = loglib.reset_group(two_topics, "etl", {("views", 0): 0})
+    moves = loglib.groups.reset_group(two_topics, "etl", {("views", 0): 0})
     assert list(moves) == [TopicPartition("views", 0)]
     with loglib.group(two_topics, "etl") as group:
         found = [(name, int(record.value or b"")) for name, record in group.follow(timeout=0.0)]
         assert found == [("views", number) for number in range(3)]
-    assert len(loglib.reset_group(two_topics, "etl", "begin")) == 3
+    assert len(loglib.groups.reset_group(two_topics, "etl", "begin")) == 3
     with loglib.group(two_topics, "etl") as group:
         assert len(list(group.follow(timeout=0.0))) == 9
 

@@ -38,7 +38,7 @@ def as_user(uid: int, action: Callable[[], None]) -> Callable[[], None]:
 @needs_root
 def test_process_of_another_user_does_not_end_the_work_of_a_consumer(shared_path: Path) -> None:
     def own() -> None:
-        with Topic.open(shared_path, partitions=2, **QUIET) as topic:
+        with Topic.open(shared_path, create=True, partitions=2, **QUIET) as topic:
             fill(topic, 2)
             with topic.group("etl", member="healthy") as group:
                 assert sorted(rest(group)) == [0, 1]
@@ -76,7 +76,7 @@ def test_process_of_another_user_does_not_end_the_work_of_a_consumer(shared_path
 @needs_root
 def test_members_of_several_users_take_over_from_each_other(shared_path: Path) -> None:
     shared_path.parent.chmod(0o777)
-    with Topic.open(shared_path, partitions=1, permissions=0o666, **QUIET) as topic:
+    with Topic.open(shared_path, create=True, partitions=1, permissions=0o666, **QUIET) as topic:
         fill(topic, 4)
 
     def handle_one_and_die() -> None:
@@ -114,7 +114,7 @@ def test_members_of_a_topic_with_narrow_permissions_follow_each_other(shared_pat
         return act
 
     def make() -> None:
-        with Topic.open(shared_path, partitions=1, **QUIET) as topic:
+        with Topic.open(shared_path, create=True, partitions=1, **QUIET) as topic:
             fill(topic, 4)
 
     assert in_child(as_user(1000, make)) == 0
@@ -124,7 +124,9 @@ def test_members_of_a_topic_with_narrow_permissions_follow_each_other(shared_pat
 
 @needs_root
 def test_process_without_rights_is_refused_and_disturbs_nobody(shared_path: Path) -> None:
-    with Topic.open(shared_path, partitions=1, permissions=0o644, **QUIET) as topic, topic.group("etl") as group:
+    with Topic.open(
+        shared_path, create=True, partitions=1, permissions=0o644, **QUIET
+    ) as topic, topic.group("etl") as group:
         fill(topic, 1)
 
         def intrude() -> None:
@@ -140,7 +142,9 @@ def test_process_without_rights_is_refused_and_disturbs_nobody(shared_path: Path
 def test_modes_do_not_depend_on_the_umask(tmp_path: Path, umask: int, permissions: int) -> None:
     old = os.umask(umask)
     try:
-        with Topic.open(tmp_path / "data/here/topic", partitions=1, permissions=permissions, **QUIET) as topic:
+        with Topic.open(
+            tmp_path / "data/here/topic", create=True, partitions=1, permissions=permissions, **QUIET
+        ) as topic:
             fill(topic, 2)
             with topic.group("etl", member="m") as group:
                 assert rest(group) == [0, 1]

@@ -82,7 +82,7 @@ def test_idle_member_is_told_when_others_come_and_go_and_die(
         wait_for(lambda: len(idle.assignment) == 4)
         fill(topic, 1)
         assert asked.wait(30)
-        loglib.evict_member(topic, "etl", "a")
+        loglib.groups.evict_member(topic, "etl", "a")
         thread.join(30)
         assert not thread.is_alive()
 

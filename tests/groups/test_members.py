@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from conftest import needs_proc, open_files, settled_files
-from loglib import GroupMismatchError, LockedError
+from loglib import LockedError
+from loglib.errors import GroupMismatchError
 from loglib.groups import members
 from loglib.groups.members import Member, MemberFile, live_members, new_member_name
 from loglib.system.files import REAL

@@ -37,7 +37,7 @@ def listing(directory: Path) -> list[str]:
 
 def test_topics_of_a_directory_are_listed_and_described(tmp_path: Path) -> None:
     for name, partitions in (("views", 1), ("clicks", 3)):
-        with Topic.open(tmp_path / name, partitions=partitions) as topic:
+        with Topic.open(tmp_path / name, create=True, partitions=partitions) as topic:
             topic.append_many([b"x" * 100] * 50, partition=0)
     with Topic.open(tmp_path / "views", mode="r") as topic:
         topic.group("etl").close()
@@ -65,7 +65,7 @@ def test_directory_without_topics_is_empty_and_a_missing_one_is_an_error(tmp_pat
 
 def test_damaged_topic_is_listed_with_its_error(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        Topic.open(tmp_path / name).close()
+        Topic.open(tmp_path / name, create=True).close()
     (tmp_path / "one" / "topic.json").write_bytes(b"{")
     os.rename(tmp_path / "two" / "0000", tmp_path / "two" / "away")
     one, two = loglib.topics(tmp_path)
@@ -80,7 +80,7 @@ def test_topics_in_an_object_store_are_not_listed() -> None:
 
 def test_directory_of_topics_that_is_opened_as_one_says_which_there_are(tmp_path: Path) -> None:
     for name in ("clicks", "views"):
-        Topic.open(tmp_path / name).close()
+        Topic.open(tmp_path / name, create=True).close()
     with pytest.raises(FileNotFoundError, match="a directory of topics: open one of clicks, views"):
         Topic.open(tmp_path, mode="r")
 
@@ -89,7 +89,7 @@ def test_mistyped_path_made_a_topic(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="create=True makes one"):
         Topic.open(tmp_path / "clikcs", create=False)
     assert listing(tmp_path) == []
-    Topic.open(tmp_path / "clicks").close()
+    Topic.open(tmp_path / "clicks", create=True).close()
     Topic.open(tmp_path / "clicks", create=False).close()
 
 
@@ -97,7 +97,7 @@ def test_mistyped_path_made_a_topic(tmp_path: Path) -> None:
 
 
 def test_topic_that_is_deleted_leaves_nothing(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "clicks", partitions=2) as topic:
+    with Topic.open(tmp_path / "clicks", create=True, partitions=2) as topic:
         topic.append(b"x", sync=True)
         topic.group("etl").close()
     reader = Topic.open(tmp_path / "clicks", mode="r")
@@ -124,7 +124,7 @@ USES: dict[str, Callable[[Topic], object]] = {
 @pytest.mark.parametrize("read_before", [True, False])
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_deleted_topic_showed_up_as_damage(use: Callable[[Topic], object], read_before: bool, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "clicks") as topic:
+    with Topic.open(tmp_path / "clicks", create=True) as topic:
         topic.append(b"x")
     with Topic.open(tmp_path / "clicks", mode="r") as topic:
         if read_before:
@@ -136,7 +136,7 @@ def test_deleted_topic_showed_up_as_damage(use: Callable[[Topic], object], read_
 
 def test_topic_that_is_in_use_is_not_deleted(tmp_path: Path) -> None:
     path = tmp_path / "clicks"
-    with Topic.open(path, partitions=2) as topic, pytest.raises(LockedError):
+    with Topic.open(path, create=True, partitions=2) as topic, pytest.raises(LockedError):
         Topic.delete(path)
     with Topic.open(path, shared=True) as topic:
         topic.append(b"x", partition=1)
@@ -150,7 +150,7 @@ def test_topic_that_is_in_use_is_not_deleted(tmp_path: Path) -> None:
 
 
 def test_link_to_a_topic_is_not_deleted(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "clicks") as topic:
+    with Topic.open(tmp_path / "clicks", create=True) as topic:
         topic.append(b"x", sync=True)
     (tmp_path / "link").symlink_to(tmp_path / "clicks")
     with pytest.raises(LogError, match="is a link to a topic"):
@@ -161,7 +161,7 @@ def test_link_to_a_topic_is_not_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"{", b'{"format": 99}'])
 def test_topic_that_nobody_can_open_is_deleted_all_the_same(content: bytes, tmp_path: Path) -> None:
-    Topic.open(tmp_path / "clicks", partitions=2).close()
+    Topic.open(tmp_path / "clicks", create=True, partitions=2).close()
     (tmp_path / "clicks" / "topic.json").write_bytes(content)
     with pytest.raises((CorruptLogError, UnsupportedFormatError)):
         Topic.open(tmp_path / "clicks")
@@ -188,7 +188,7 @@ def test_what_cannot_be_removed_of_a_deleted_topic_is_said(caplog: pytest.LogCap
 
 
 def test_segments_before_an_offset_are_deleted(path: Path) -> None:
-    with Topic.open(path, **QUIET | {"segment_bytes": 4096, "retention": Retention(age=None)}) as topic:
+    with Topic.open(path, create=True, **QUIET | {"segment_bytes": 4096, "retention": Retention(age=None)}) as topic:
         offsets = [topic.append(b"x" * 3000, sync=True).offset for _ in range(6)]
         partition = topic.partition(0)
         bases = [each.base_offset for each in partition.segments]
@@ -214,7 +214,7 @@ def test_segments_before_an_offset_are_deleted(path: Path) -> None:
 def test_topic_with_more_partitions_keeps_its_records_and_uses_all(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Topic.open(path, partitions=2, **QUIET) as topic:
+    with Topic.open(path, create=True, partitions=2, **QUIET) as topic:
         topic.append_many([b"%d" % number for number in range(100)], keys=[b"%d" % number for number in range(100)])
         reading = Topic.open(path, mode="r")
     with caplog.at_level("WARNING", "loglib"):
@@ -236,7 +236,7 @@ def test_topic_with_more_partitions_keeps_its_records_and_uses_all(
     ("partitions", "error"), [(2, ValueError), (1, ValueError), ("3", TypeError), (20_000, ValueError)]
 )
 def test_number_of_partitions_only_rises(partitions: Any, error: type[Exception], path: Path) -> None:
-    Topic.open(path, partitions=2, **QUIET).close()
+    Topic.open(path, create=True, partitions=2, **QUIET).close()
     before = tree(path)
     with pytest.raises(error):
         Topic.add_partitions(path, partitions)
@@ -246,7 +246,7 @@ def test_number_of_partitions_only_rises(partitions: Any, error: type[Exception]
 def test_topic_in_use_gets_no_partitions(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Topic.add_partitions(path, 2)
-    with Topic.open(path, **QUIET), pytest.raises(LockedError):
+    with Topic.open(path, create=True, **QUIET), pytest.raises(LockedError):
         Topic.add_partitions(path, 2)
     with Topic.open(path, mode="r") as topic, topic.group("etl") as group:
         group.poll(timeout=0)
@@ -257,7 +257,7 @@ def test_topic_in_use_gets_no_partitions(path: Path) -> None:
 
 def test_writer_that_knows_fewer_partitions_is_refused(path: Path) -> None:
     """By the old number it would put keys elsewhere than the others."""
-    Topic.open(path, partitions=2, **QUIET).close()
+    Topic.open(path, create=True, partitions=2, **QUIET).close()
     with Topic.open(path, shared=True) as old:
         Topic.add_partitions(path, 3)
         with pytest.raises(LogMovedError, match="has other than the 2 partitions"):
@@ -267,7 +267,7 @@ def test_writer_that_knows_fewer_partitions_is_refused(path: Path) -> None:
 
 
 def test_partitions_that_are_added_while_a_writer_opens_are_noticed(path: Path) -> None:
-    Topic.open(path, partitions=2, **QUIET).close()
+    Topic.open(path, create=True, partitions=2, **QUIET).close()
 
     class Overtaken(UnsyncedFiles):
         armed = True
@@ -280,7 +280,7 @@ def test_partitions_that_are_added_while_a_writer_opens_are_noticed(path: Path) 
 
     with pytest.raises(LogMovedError, match="has other than the 2 partitions"):
         testing.open_topic(path, files=Overtaken())
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
 
 
 def test_no_power_cut_while_partitions_are_added_costs_a_record() -> None:
@@ -304,7 +304,7 @@ def test_no_power_cut_while_partitions_are_added_costs_a_record() -> None:
 
 
 def test_partition_that_the_description_does_not_count_and_that_has_records_is_damage(path: Path) -> None:
-    Topic.open(path, partitions=2, **QUIET).close()
+    Topic.open(path, create=True, partitions=2, **QUIET).close()
     before = (path / "topic.json").read_bytes()
     Topic.add_partitions(path, 3)
     (path / "topic.json").write_bytes(before)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from conftest import QUIET
-from loglib import StorageIOError, TooManyFilesError, Topic, testing
+from loglib import StorageIOError, Topic, testing
+from loglib.errors import TooManyFilesError
 from loglib.system.files import Files
 
 PARTITIONS = 120
@@ -20,7 +21,7 @@ LEFT = 30  # descriptors that the process may open
 @pytest.fixture
 def wide(tmp_path: Path) -> Path:
     path = tmp_path / "t"
-    with Topic.open(path, partitions=PARTITIONS, **QUIET) as topic:
+    with Topic.open(path, create=True, partitions=PARTITIONS, **QUIET) as topic:
         for number in range(PARTITIONS):
             topic.append(b"%d" % number, partition=number)
         topic.flush()

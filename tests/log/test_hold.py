@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import loglib
-from conftest import Clock
-from loglib import Retention, SegmentDecision, Topic, testing
+from conftest import Clock, alter
+from loglib import Retention, Topic, testing
+from loglib.retention import SegmentDecision
 
 # All that is sealed is due at once, so a segment stays for the group alone.
 NOTHING = Retention(age=None, bytes=0, hold_for=["etl"], hold_bytes=1 << 20)
@@ -21,7 +22,7 @@ NOTHING = Retention(age=None, bytes=0, hold_for=["etl"], hold_bytes=1 << 20)
 
 @pytest.fixture
 def topic(path: Path) -> Iterator[Topic]:
-    with Topic.open(path, retention=NOTHING) as opened:
+    with Topic.open(path, create=True, retention=NOTHING) as opened:
         yield opened
 
 
@@ -65,7 +66,7 @@ def test_decisions_name_the_group_that_is_waited_for(topic: Topic) -> None:
 
 def test_slowest_of_several_groups_decides(path: Path) -> None:
     policy = Retention(age=None, bytes=0, hold_for=["fast", "slow"], hold_bytes=1 << 20)
-    with Topic.open(path, retention=policy) as topic:
+    with Topic.open(path, create=True, retention=policy) as topic:
         seal(topic, 3)
         handle(topic, 3, "fast")
         handle(topic, 1, "slow")
@@ -75,7 +76,7 @@ def test_slowest_of_several_groups_decides(path: Path) -> None:
 
 
 def test_partitions_wait_each_for_itself(path: Path) -> None:
-    with Topic.open(path, partitions=2, retention=NOTHING) as topic:
+    with Topic.open(path, create=True, partitions=2, retention=NOTHING) as topic:
         for partition in topic.partitions:
             partition.append(b"x", sync=True)
             partition.roll()
@@ -90,7 +91,7 @@ def test_ceiling_of_bytes_drops_what_nobody_reads_and_says_who_loses(
 ) -> None:
     caplog.set_level(logging.INFO, "loglib")
     policy = Retention(age=None, bytes=0, hold_for=["etl"], hold_bytes=3000)
-    with Topic.open(path, retention=policy) as topic:
+    with Topic.open(path, create=True, retention=policy) as topic:
         seal(topic, 5, value=bytes(900))
         (first, *_, last) = (each.reason for each in topic.retain() if each.drop)
         assert "the limit is 3000; group etl has committed nothing, and loses records" in first
@@ -132,7 +133,9 @@ def test_free_space_is_worth_more_than_what_waits_but_takes_it_last(clock: Clock
 
 
 def test_group_that_another_topic_keeps_is_waited_for(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "a") as first, Topic.open(tmp_path / "b", retention=NOTHING) as second:
+    with Topic.open(
+        tmp_path / "a", create=True
+    ) as first, Topic.open(tmp_path / "b", create=True, retention=NOTHING) as second:
         seal(second, 2)
         with loglib.group([first, second], "etl", commit="manual") as member:
             member.poll(max_records=1, timeout=60)
@@ -155,7 +158,7 @@ def test_group_whose_commits_cannot_be_found_holds_everything(
 
 def test_commits_of_a_topic_that_was_made_again_hold_nothing_back_and_release_nothing(path: Path) -> None:
     """The committed offsets are those of another log."""
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         seal(topic, 2)
         handle(topic, 2)
     groups = path / "groups"
@@ -168,7 +171,7 @@ def test_commits_of_a_topic_that_was_made_again_hold_nothing_back_and_release_no
 
 
 def test_partitions_that_nobody_holds_wait_too(path: Path) -> None:
-    with Topic.open(path, retention=NOTHING, shared=True) as topic:
+    with Topic.open(path, create=True, retention=NOTHING, shared=True) as topic:
         seal(topic, 2)
     with Topic.open(path, shared=True) as topic:
         assert drops(topic.retain()) == [False] * 3
@@ -177,7 +180,7 @@ def test_partitions_that_nobody_holds_wait_too(path: Path) -> None:
 
 
 def test_pass_over_a_topic_that_nobody_has_any_more_finds_no_commits(path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     topic = Topic.open(path, mode="r")
     keeper = topic._retention
     del topic
@@ -192,10 +195,10 @@ def test_reader_explains_the_hold(topic: Topic, path: Path) -> None:
 
 
 def test_policy_without_a_group_to_wait_for_is_written_as_before(path: Path) -> None:
-    with Topic.open(path, retention=Retention(bytes=5)):
+    with Topic.open(path, create=True, retention=Retention(bytes=5)):
         described = json.loads((path / "topic.json").read_bytes())
         assert described["retention"].keys() == {"age", "bytes", "keep_free"}
-    Topic.reconfigure(path, retention=NOTHING)
+    alter(path, retention=NOTHING)
     with Topic.open(path) as topic:
         assert topic.config.retention == NOTHING
         assert topic.config.retention.hold_for == ("etl",)

@@ -377,14 +377,14 @@ def test_mark_far_beyond_the_data_is_an_error_and_no_search_without_end(end: int
         for start in ("begin", end // 2, to_datetime(NOW + SECOND)):
             with pytest.raises(CorruptLogError):
                 values_of(reading, start)
-        reader = reading.read(first.offset, on_gap="skip")
+        reader = reading.read(first.offset, on_damage="skip")
         assert [record.value for record in reader] == [b"x"]
         assert reader.gaps[0].offsets.stop == end
         assert values_of(reading, end) == []
-        assert list(reading.read(end - 100, on_gap="skip")) == [], "no system takes so large a place in a file"
+        assert list(reading.read(end - 100, on_damage="skip")) == [], "no system takes so large a place in a file"
         assert reading.verify().damage
     with pytest.raises(CorruptLogError):
-        Topic.open(path)
+        Topic.open(path, create=True)
 
 
 def test_time_that_a_header_claims_and_no_record_has_is_passed_over(open_topic: Open, path: Path) -> None:
@@ -474,7 +474,7 @@ def test_offset_is_found_though_the_next_segment_tells_nothing_of_the_end_of_thi
     second.write_bytes(content)
     with Topic.open(path, mode="r") as reading:
         assert next(iter(reading.read(offsets[2]))).value == b"2"
-        reader = reading.read(offsets[1], on_gap="skip")
+        reader = reading.read(offsets[1], on_damage="skip")
         assert [record.value for record in reader] == [b"1", b"2", b"3", b"5"]
 
 
@@ -521,7 +521,7 @@ def test_gap_that_may_hold_the_first_record_of_a_time_is_where_reading_starts(
 def test_lookup_that_retention_overtook_in_a_shared_topic_found_damage(by_time: bool, path: Path) -> None:
     """A thread had opened the last segment; another one listed the directory when that and the next were gone."""
     policies: dict[str, Any] = QUIET | {"segment_bytes": 4096, "retention": Retention(age=None)}
-    with Topic.open(path, **policies) as topic:
+    with Topic.open(path, create=True, **policies) as topic:
         partition = topic.partition(0)
 
         def append() -> None:

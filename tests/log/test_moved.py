@@ -73,7 +73,7 @@ def test_topic_that_is_moved_in_the_midst_of_retention_loses_its_own_segments_an
         def before(self, call: Call) -> None:
             if call.name == "unlink" and call.path.endswith(".log") and not moved.exists():
                 path.rename(moved)
-                with Topic.open(path, **QUIET) as new:
+                with Topic.open(path, create=True, **QUIET) as new:
                     expected.extend(fill(new, 60, b"new"))
 
     old = open_topic(files=Moving(), segment_bytes=4096)
@@ -387,7 +387,7 @@ def test_policies_are_not_written_into_another_topic(open_topic: Open, path: Pat
         def open_directory(self, at: str) -> int:
             if self.locked and at == str(path) and not moved.exists():
                 path.rename(moved)
-                Topic.open(path, **QUIET).close()
+                Topic.open(path, create=True, **QUIET).close()
             return super().open_directory(at)
 
     before = (path / "topic.json").read_bytes()

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from conftest import NOW, SECOND, Clock, fill, values_of, wait_until_waiting
-from loglib import InvalidOffsetError, OffsetOutOfRangeError, Retention, Topic
+from loglib import OffsetOutOfRangeError, Retention, Topic
 from loglib.config.times import to_datetime
+from loglib.errors import InvalidOffsetError
 
 Open = Callable[..., Topic]
 

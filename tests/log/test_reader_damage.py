@@ -119,7 +119,7 @@ def test_skipping_reader_has_every_record_but_those_of_the_damaged_batch(
     flip(stored[number].segment, stored[number].file_position + at)
     expected = values_without(stored, number)
     with Topic.open(path, mode="r") as topic, caplog.at_level(logging.WARNING, "loglib"):
-        reader = topic.read(on_gap="skip")
+        reader = topic.read(on_damage="skip")
         assert [record.value for record in reader] == expected
         assert reader.tell() == {0: stored[-1].offsets.stop}
         (gap,) = reader.gaps
@@ -130,9 +130,9 @@ def test_skipping_reader_has_every_record_but_those_of_the_damaged_batch(
         reader.seek("begin")
         assert [value for batch in reader.batches() for value in batch.values] == expected
         assert reader.gaps == [gap] and len(caplog.records) == 1, "a gap that is met again is not told again"
-        assert [value for batch in topic.batches(on_gap="skip") for value in batch.values] == expected
-        assert [value for batch in topic.partition(0).batches(on_gap="skip") for value in batch.values] == expected
-        follower = topic.follow("begin", timeout=0, on_gap="skip")
+        assert [value for batch in topic.batches(on_damage="skip") for value in batch.values] == expected
+        assert [value for batch in topic.partition(0).batches(on_damage="skip") for value in batch.values] == expected
+        follower = topic.follow("begin", timeout=0, on_damage="skip")
         assert [record.value for record in follower.poll(max_records=100)] == expected
         assert follower.gaps == [gap]
 
@@ -156,7 +156,7 @@ def test_batches_behind_a_bad_segment_header_are_read_all_the_same(
             values_of(topic)
         starts: list[Any] = ["begin", stored[6].offsets.start + 1, to_datetime(NOW + 19 * SECOND)]
         for start, first in zip(starts, (0, 19, 19), strict=True):
-            reader = topic.read(start, on_gap="skip")
+            reader = topic.read(start, on_damage="skip")
             expected = [value for value in values_without(stored, *lost) if int(value or b"") >= first]
             assert [record.value for record in reader] == expected
             header, *rest = reader.gaps
@@ -172,12 +172,12 @@ def test_missing_segment_is_a_gap_of_all_its_offsets(number: int, stored: list[P
     with Topic.open(path, mode="r") as topic:
         with pytest.raises(CorruptLogError):
             values_of(topic)
-        reader = topic.read(on_gap="skip")
+        reader = topic.read(on_damage="skip")
         assert [record.value for record in reader] == values_without(stored, *lost)
         assert [gap.offsets for gap in reader.gaps] == [
             range(stored[lost[0]].offsets.start, stored[lost[-1]].offsets.stop)
         ]
-        reader = topic.read(stored[lost[1]].offsets.start, on_gap="skip")
+        reader = topic.read(stored[lost[1]].offsets.start, on_damage="skip")
         assert [record.value for record in reader] == values_without(stored, *range(lost[-1] + 1))
 
 
@@ -189,7 +189,7 @@ def test_segment_that_vanishes_while_it_is_read_past_is_a_gap(stored: list[Place
             return super().open_read(path, **within)
 
     with testing.open_topic(path, mode="r", files=Vanishing()) as topic:
-        reader = topic.read(on_gap="skip")
+        reader = topic.read(on_damage="skip")
         assert [record.value for record in reader] == values_without(stored, 4, 5, 6, 7)
 
 
@@ -197,7 +197,7 @@ def test_partition_without_a_segment_is_one_gap(stored: list[Place], path: Path)
     for segment in {place.segment for place in stored}:
         segment.unlink()
     with Topic.open(path, mode="r") as topic:
-        reader = topic.read(on_gap="skip")
+        reader = topic.read(on_damage="skip")
         assert list(reader) == []
         assert [gap.offsets for gap in reader.gaps] == [range(stored[-1].offsets.stop)]
 
@@ -207,7 +207,7 @@ def test_segment_cut_at_a_batch_or_within_one_is_a_gap_to_its_end(stored: list[P
     for cut in (stored[6].file_position, stored[6].file_position + 60, stored[6].file_position + 129):
         stored[4].segment.write_bytes(content[:cut])
         with Topic.open(path, mode="r") as topic:
-            reader = topic.read(on_gap="skip")
+            reader = topic.read(on_damage="skip")
             assert [record.value for record in reader] == values_without(stored, 6, 7)
             assert [gap.offsets for gap in reader.gaps] == [range(stored[6].offsets.start, stored[7].offsets.stop)]
 
@@ -220,8 +220,8 @@ def test_start_and_end_within_a_damaged_batch_are_taken_as_they_are(stored: list
         for forms in ways:
             with pytest.raises(CorruptLogError):
                 topic.read(**forms)
-        assert [record.value for record in topic.read(first, on_gap="skip")] == values_without(stored, *range(6))
-        reader = topic.read(end=stop, on_gap="skip")
+        assert [record.value for record in topic.read(first, on_damage="skip")] == values_without(stored, *range(6))
+        reader = topic.read(end=stop, on_damage="skip")
         assert [record.value for record in reader] == values_without(stored[:5])
         assert list(reader) == []
         reader.seek(first)
@@ -236,7 +236,7 @@ def test_start_by_time_does_not_step_over_a_damaged_batch(number: int, stored: l
     with Topic.open(path, mode="r") as topic:
         with pytest.raises(CorruptLogError):
             values_of(topic, start)
-        later = topic.read(start, on_gap="skip")
+        later = topic.read(start, on_damage="skip")
         assert [record.value for record in later] == values_without(stored, *range(number + 1))
         assert [gap.offsets for gap in later.gaps] == [stored[number].offsets]
 
@@ -246,7 +246,7 @@ def test_follower_goes_on_past_damage_when_more_is_flushed(open_topic: Open, pat
     topic.append(b"bad", sync=True)
     flip(path / "0000" / f"{0:020d}.log", 4096 + 129)
     with Topic.open(path, mode="r") as reading:
-        follower = reading.follow("begin", timeout=0, on_gap="skip")
+        follower = reading.follow("begin", timeout=0, on_damage="skip")
         assert follower.poll() == []
         topic.append(b"good", sync=True)
         assert [record.value for record in follower.poll()] == [b"good"]
@@ -258,7 +258,7 @@ def test_damage_at_the_end_of_a_segment_does_not_hide_one_made_since(open_topic:
     topic = open_topic()
     topic.append(b"one", sync=True)
     with Topic.open(path, mode="r") as reading:
-        follower = reading.follow("begin", timeout=0, on_gap="skip")
+        follower = reading.follow("begin", timeout=0, on_damage="skip")
         assert len(follower.poll()) == 1
         topic.append(b"bad", sync=True)
         topic.partition(0).roll()
@@ -279,7 +279,7 @@ def test_columns_that_contradict_their_header_are_a_gap_as_well(open_topic: Open
     with Topic.open(path, mode="r") as reading:
         with pytest.raises(CorruptLogError, match="column offsets"):
             values_of(reading)
-        reader = reading.read(on_gap="skip")
+        reader = reading.read(on_damage="skip")
         assert [record.value for record in reader] == [b"one", b"two"]
         assert [gap.offsets for gap in reader.gaps] == [range(offsets[2], offsets[2] + 144)]
 
@@ -301,7 +301,7 @@ def test_batch_of_another_history_is_not_returned_where_the_next_one_denies_it(
     old = forged(batch, body=batch[128:].replace(b"%d" % stale, b"X"), identity=Identity.of(topic.log_id, 0))
     segment.write_bytes(content[:start] + old + content[start + 144 :])
     with Topic.open(path, mode="r") as reading:
-        reader = reading.read(on_gap="skip")
+        reader = reading.read(on_damage="skip")
         values = [record.value for record in reader]
         if stale == 3:
             assert values == [b"0", b"1", b"2", b"X"], "nothing stands behind it to deny it"
@@ -320,7 +320,7 @@ def test_batch_of_another_history_is_denied_by_the_next_segment_as_well(stored: 
             batch = content[start : start + len(stored[number].offsets)]
             old = forged(batch, writer_epoch=9, identity=Identity.of(topic.log_id, 0))
             stored[number].segment.write_bytes(content[:start] + old + content[start + len(batch) :])
-            reader = topic.read(on_gap="skip")
+            reader = topic.read(on_damage="skip")
             assert [record.value for record in reader] == values_without(stored, number)
             assert [gap.offsets for gap in reader.gaps] == [stored[number].offsets]
         stored[number].segment.write_bytes(content)
@@ -336,7 +336,7 @@ def test_follower_is_told_when_the_batch_that_it_had_last_is_denied(
     topic = open_topic()
     topic.append(b"old", sync=True)
     with Topic.open(path, mode="r") as reading:
-        follower = reading.follow("begin", timeout=0, on_gap="skip")
+        follower = reading.follow("begin", timeout=0, on_damage="skip")
         strict = reading.follow("begin", timeout=0)
         assert [record.value for record in follower.poll()] == [record.value for record in strict.poll()] == [b"old"]
         segment, identity = path / "0000" / f"{0:020d}.log", Identity.of(topic.log_id, 0)
@@ -362,11 +362,11 @@ def test_batch_that_neither_neighbour_knows_is_the_one_left_out(open_topic: Open
         old = forged(content[start : start + 144], previous_crc=7, identity=Identity.of(topic.log_id, 0))
         segment.write_bytes(content[:start] + old + content[start + 144 :])
         with Topic.open(path, mode="r") as reading:
-            reader = reading.read(on_gap="skip")
+            reader = reading.read(on_damage="skip")
             assert [record.value for record in reader] == [b"%d" % n for n in range(5) if n != strange]
             assert [gap.offsets for gap in reader.gaps] == [range(offsets[strange], offsets[strange] + 144)]
 
 
 def test_gap_policy_that_there_is_not_is_refused(open_topic: Open) -> None:
-    with pytest.raises(ValueError, match='on_gap must be "raise" or "skip"'):
-        open_topic().read(on_gap="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='on_damage must be "raise" or "skip"'):
+        open_topic().read(on_damage="ignore")  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ import pytest
 from builders import spoil
 
 from conftest import QUIET, values_of
-from loglib import CorruptLogError, Mirror, Topic, repair, snapshot, testing
+from loglib import CorruptLogError, Topic, repair, testing
+from loglib.copies import Mirror, snapshot
 from loglib.log import topic_file
 from loglib.log.donors import Donor, Donors
 from loglib.segment import HEADER_BYTES, Identity
@@ -82,20 +83,20 @@ CHANGES = [spoil_header, spoil_two_batches, remove, cut_the_end, spoil_the_first
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=[each.__name__ for each in CHANGES])
-@pytest.mark.parametrize("on_gap", ["raise", "skip"])
+@pytest.mark.parametrize("on_damage", ["raise", "skip"])
 def test_damage_is_read_from_a_donor(
-    path: Path, copy: Path, change: Callable[[Path], None], on_gap: Any, caplog: pytest.LogCaptureFixture
+    path: Path, copy: Path, change: Callable[[Path], None], on_damage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     change(path)
     with Topic.open(path, mode="r", donors=[copy.parent / "nothing", copy]) as topic:
-        reader = topic.read(on_gap=on_gap)
+        reader = topic.read(on_damage=on_damage)
         assert [each.value for each in reader] == VALUES
-        assert reader.healed or (change is spoil_header and on_gap == "skip")
+        assert reader.healed or (change is spoil_header and on_damage == "skip")
         assert all(each.donor == str(copy / "0000") for each in reader.healed)
         assert not [gap for gap in reader.gaps if gap.offsets]
         told = [each for each in caplog.messages if "are read from" in each]
         assert len(told) >= len(reader.healed)
-        assert [value for batch in topic.batches(on_gap=on_gap) for value in batch.values] == VALUES
+        assert [value for batch in topic.batches(on_damage=on_damage) for value in batch.values] == VALUES
 
 
 def test_every_start_and_end_in_the_damage_is_found(path: Path, copy: Path) -> None:
@@ -142,7 +143,7 @@ def test_without_what_it_needs_the_reader_raises_or_passes_over(path: Path, copy
     with Topic.open(path, mode="r", donors=[copy]) as topic:
         with pytest.raises(CorruptLogError):
             values_of(topic)
-        reader = topic.read(on_gap="skip")
+        reader = topic.read(on_damage="skip")
         found = [each.value for each in reader]
         assert len(found) < 120 and len(reader.gaps) == 1 and len(reader.healed) == 1
         assert found == [each for each in VALUES if each in found]

@@ -71,12 +71,12 @@ def test_follower_survives_the_writer_being_killed(path: Path) -> None:
     writer = """
         import os, signal, sys
         from loglib import Topic
-        topic = Topic.open(sys.argv[1])
+        topic = Topic.open(sys.argv[1], create=True)
         topic.append(sys.argv[2].encode(), sync=True)
         topic.append(b"never flushed")
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    Topic.open(path, flush=FlushPolicy(records=None, interval=None, bytes=None)).close()
+    Topic.open(path, create=True, flush=FlushPolicy(records=None, interval=None, bytes=None)).close()
     with Topic.open(path, mode="r") as topic:
         follower = iter(topic.follow("begin", timeout=60))
         for number in range(3):
@@ -94,7 +94,7 @@ def test_sigint_ends_a_waiting_follow(open_topic: Open, path: Path) -> None:
             """
             import sys
             from loglib import Topic
-            with Topic.open(sys.argv[1], mode=sys.argv[2]) as topic:
+            with Topic.open(sys.argv[1], create=True, mode=sys.argv[2]) as topic:
                 follower = topic.follow()
                 follower.poll(timeout=0.01)
                 print("waiting")

@@ -67,7 +67,7 @@ def test_read_only_mount_can_be_read(open_topic: Open, path: Path, tmp_path: Pat
             assert values_of(topic) == [b"0", b"1", b"2"]
             assert list(topic.follow(timeout=0.01)) == []
         with pytest.raises(OSError, match="Read-only"):
-            Topic.open(mounted)
+            Topic.open(mounted, create=True)
     finally:
         subprocess.run(["umount", mounted], check=True)
 
@@ -78,7 +78,7 @@ def test_another_user_may_read_what_permissions_allow(tmp_path: Path) -> None:
     for each in [tmp_path, *tmp_path.parents]:
         if each.stat().st_uid == 0 and len(each.parts) > 2:
             each.chmod(0o755)
-    with Topic.open(path, permissions=0o644) as topic:
+    with Topic.open(path, create=True, permissions=0o644) as topic:
         topic.append(b"x")
     path.chmod(0o755)
     program = """
@@ -88,7 +88,7 @@ def test_another_user_may_read_what_permissions_allow(tmp_path: Path) -> None:
         with Topic.open(sys.argv[1], mode="r") as topic:
             print([r.value for r in topic.read()])
         try:
-            Topic.open(sys.argv[1])
+            Topic.open(sys.argv[1], create=True)
         except PermissionError as error:
             print("refused", error.filename is not None)
     """

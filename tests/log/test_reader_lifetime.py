@@ -48,7 +48,7 @@ def test_closing_the_topic_ends_its_readers_in_other_threads(mode: Any, open_top
     with open_topic() as topic:
         topic.append_many([b"x" * 100] * 20_000)
     for _ in range(15):
-        topic = Topic.open(path, mode=mode)
+        topic = Topic.open(path, create=True, mode=mode)
         failures: list[BaseException] = []
         started = threading.Barrier(5)
 
@@ -155,7 +155,7 @@ def test_reader_of_a_closed_log_says_so_unless_it_was_closed_itself(open_topic: 
 @pytest.mark.parametrize("mode", ["a", "r"])
 def test_reader_keeps_its_topic_open(mode: Any, path: Path) -> None:
     """The topic was collected, and so closed: the reader looked like one of an empty log."""
-    with Topic.open(path, **QUIET) as topic:
+    with Topic.open(path, create=True, **QUIET) as topic:
         topic.append_many([b"%d" % number for number in range(5000)])
 
     assert len(list(Topic.open(path, mode=mode).read())) == 5000
@@ -173,7 +173,7 @@ def test_reader_keeps_its_topic_open(mode: Any, path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")
 def test_partition_of_a_collected_topic_is_closed_and_says_so(path: Path) -> None:
-    partition = Topic.open(path, **QUIET).partition(0)
+    partition = Topic.open(path, create=True, **QUIET).partition(0)
     for call in (partition.read, partition.follow, partition.batches, lambda: partition.append(b"x")):
         with pytest.raises(LogClosedError, match="open the topic again"):
             call()

@@ -99,7 +99,7 @@ def test_reader_overtaken_by_retention_raises_and_reports_no_gap(open_topic: Ope
     topic = open_topic(retention=Retention(age=None, bytes=0))
     topic.append(b"old", sync=True)
     with Topic.open(path, mode="r") as reading:
-        follower = reading.follow("begin", on_gap="skip")
+        follower = reading.follow("begin", on_damage="skip")
         topic.partition(0).roll()
         topic.retain()
         with pytest.raises(OffsetOutOfRangeError):

@@ -35,7 +35,7 @@ def test_whole_unsynced_batches_are_kept_and_written_again(
     open_topic: Open, path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copy = write_crashed(open_topic, path, tmp_path / "copy")
-    with caplog.at_level(logging.WARNING, "loglib"), Topic.open(copy) as topic:
+    with caplog.at_level(logging.WARNING, "loglib"), Topic.open(copy, create=True) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None and not recovery.clean
         assert recovery.cut_bytes == 0 and recovery.rewritten_bytes > 0 and recovery.quarantine is None
@@ -123,7 +123,7 @@ def test_valid_batch_after_a_torn_one_is_no_proof_of_corruption(open_topic: Open
     content = bytearray(segment.read_bytes())
     content[SEGMENT_HEADER + promised + 150] ^= 1
     segment.write_bytes(content)
-    with Topic.open(crashed) as topic:
+    with Topic.open(crashed, create=True) as topic:
         assert len(values_of(topic)) == 6
 
 
@@ -137,7 +137,7 @@ def test_unlinked_batch_behind_a_torn_tail_is_not_taken(open_topic: Open, path: 
         copy = crash_copy(this, tmp_path / "copy")
         stale = last_segment(other).read_bytes()[SEGMENT_HEADER + first_end :]
         last_segment(copy).write_bytes(last_segment(this).read_bytes()[: SEGMENT_HEADER + first_end] + stale + garbage)
-        with Topic.open(copy) as topic:
+        with Topic.open(copy, create=True) as topic:
             assert values_of(topic)[6:] == [b"this"] * 2
             sound(topic.partition(0))
 
@@ -145,7 +145,7 @@ def test_unlinked_batch_behind_a_torn_tail_is_not_taken(open_topic: Open, path: 
 def write_other_history(source: Path, target: Path, *, count: int, value: bytes = b"that") -> Path:
     """Append unflushed records to a copy of the topic and leave it as killed."""
     work = crash_copy(source, target.with_name(target.name + "-work"))
-    with Topic.open(work) as topic:
+    with Topic.open(work, create=True) as topic:
         for _ in range(count + 1):
             topic.append(value, key=b"k", timestamp=len(value) + ord(value[-1:]))
         return crash_copy(work, target)
@@ -158,7 +158,7 @@ def test_shorter_torn_tail_at_the_same_place_replaces_the_quarantine(
     for tail in (b"long" * 100, b"short"):
         with last_segment(crashed).open("ab") as file:
             file.write(tail)
-        with Topic.open(crashed) as topic:
+        with Topic.open(crashed, create=True) as topic:
             recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.quarantine is not None
         assert Path(recovery.quarantine).read_bytes() == tail
@@ -207,7 +207,7 @@ def test_tail_that_cannot_be_kept_for_another_reason_stops_recovery(
     before = last_segment(crashed).read_bytes()
     (crashed / "0000" / f"{last_segment(crashed).stem}.torn-{len(before) - 4000}").symlink_to("/dev/null")
     with pytest.raises(CorruptLogError, match="symbolic links"):
-        Topic.open(crashed)
+        Topic.open(crashed, create=True)
     assert last_segment(crashed).read_bytes() == before
 
 
@@ -219,7 +219,7 @@ def test_segments_below_the_log_start_are_removed(open_topic: Open, path: Path) 
     segments = three_segments(open_topic, path)
     start = int(segments[1].stem)
     set_mark(path, mark_of(path)._replace(log_start_offset=start))
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert topic.partition(0).log_start_offset == start
         assert values_of(topic) == [b"value 1", b"value 2"]
     assert not segments[0].exists()
@@ -229,7 +229,7 @@ def test_leftover_temporary_files_are_removed(open_topic: Open, path: Path) -> N
     closed_topic(open_topic)
     leftover = path / "0000" / "00000000000000009999.log.tmp"
     leftover.write_bytes(b"half a header")
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert len(values_of(topic)) == 12
     assert not leftover.exists()
 
@@ -248,7 +248,7 @@ def test_other_files_in_the_directory_are_left_alone(open_topic: Open, path: Pat
     closed_topic(open_topic)
     for name in ("notes.txt", "1.log", "0000000000000000000x.log"):
         (path / "0000" / name).write_bytes(b"mine")
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert len(topic.partition(0).segments) == 1
     assert (path / "0000" / "notes.txt").read_bytes() == b"mine"
 
@@ -263,7 +263,7 @@ def test_os_durability_loses_no_record_to_a_kill(open_topic: Open, path: Path, t
     copy = crash_copy(path, tmp_path / "copy")
     mark = mark_of(copy)
     assert mark.durable_end < mark.flushed_end
-    with Topic.open(copy) as recovered:
+    with Topic.open(copy, create=True) as recovered:
         assert values_of(recovered) == [b"one"]
 
 
@@ -278,7 +278,7 @@ def test_os_durability_may_lose_what_was_only_handed_to_the_system(
     copy = crash_copy(path, tmp_path / "copy")
     segment = last_segment(copy)
     segment.write_bytes(segment.read_bytes()[:-20])  # a power cut
-    with Topic.open(copy) as recovered:
+    with Topic.open(copy, create=True) as recovered:
         assert values_of(recovered) == [b"one"]
         assert recovered.partition(0).high_watermark < mark_of(path).flushed_end
 
@@ -290,7 +290,7 @@ def test_producers_are_rebuilt_after_a_crash(rolled: bool, open_topic: Open, pat
     if rolled:
         topic.partition(0).roll()
     last = topic.partition(0).append_many([b"c"], producer=("q", 7))
-    with Topic.open(crash_copy(path, tmp_path / "copy")) as recovered:
+    with Topic.open(crash_copy(path, tmp_path / "copy"), create=True) as recovered:
         assert recovered.partition(0).append_many([b"a", b"b"], producer=("p", 1)) == first
         assert recovered.partition(0).append_many([b"c"], producer=("q", 7)) == last
         recovered.flush()
@@ -299,7 +299,7 @@ def test_producers_are_rebuilt_after_a_crash(rolled: bool, open_topic: Open, pat
 
 def test_quiet_policies_are_what_the_tests_think(open_topic: Open) -> None:
     with open_topic() as topic:
-        assert topic.config.flush == QUIET["flush"] and topic._flusher is None
+        assert topic.config.flush == QUIET["flush"] and topic._background._flusher is None
 
 
 def test_no_room_for_the_name_of_the_quarantine_does_not_prevent_recovery(

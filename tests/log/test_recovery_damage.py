@@ -71,7 +71,7 @@ def test_bad_bytes_that_a_later_batch_calls_durable_are_corruption(
     topic.append(b"third", sync=True)
     copy = crash_copy(path, tmp_path / "copy")
     set_mark(copy, stale)
-    with Topic.open(crash_copy(copy, tmp_path / "fine")) as recovered:
+    with Topic.open(crash_copy(copy, tmp_path / "fine"), create=True) as recovered:
         assert values_of(recovered) == [b"first", b"second", b"third"]
     content = bytearray(last_segment(copy).read_bytes())
     content[SEGMENT_HEADER + stale.durable_end + BATCH_HEADER + 3] ^= 1
@@ -157,7 +157,7 @@ def test_link_in_place_of_a_partition_is_not_followed(open_topic: Open, path: Pa
     before = tree(elsewhere)
     for mode in ("a", "r"):
         with pytest.raises(CorruptLogError, match="a directory, and no link to one"):
-            Topic.open(path, mode=mode)
+            Topic.open(path, create=True, mode=mode)
     assert tree(elsewhere) == before
 
 
@@ -167,7 +167,7 @@ def test_missing_partition_directory_is_corruption(open_topic: Open, path: Path)
     shutil.rmtree(path / "0001")
     for mode in ("a", "r"):
         with pytest.raises(CorruptLogError, match="0001"):
-            Topic.open(path, mode=mode)
+            Topic.open(path, create=True, mode=mode)
     assert not (path / "0001").exists()
 
 
@@ -182,7 +182,7 @@ def test_newer_format_above_the_watermark_is_refused_by_name(
     segment.write_bytes(content[:start] + bad + content[start + len(bad) :])
     before = tree(crashed)
     with pytest.raises(UnsupportedFormatError, match="batch version 4"):
-        Topic.open(crashed)
+        Topic.open(crashed, create=True)
     assert tree(crashed) == before
 
 
@@ -210,7 +210,7 @@ def test_last_writer_epoch_of_all_is_refused_before_anything_is_changed(
         (path / "0000" / "watermark").write_bytes(encode_new(mark, identity.salt))
     before = tree(path)
     with pytest.raises(CorruptLogError, match="writer epoch 4294967295"):
-        Topic.open(path)
+        Topic.open(path, create=True)
     assert tree(path) == before
 
 

@@ -36,7 +36,7 @@ def test_recovery_that_dies_anywhere_is_repeated_with_the_same_result(
     if lost_watermark:
         (crashed / "0000" / "watermark").unlink()
     once = crash_copy(crashed, tmp_path / "once")
-    Topic.open(once).close()
+    Topic.open(once, create=True).close()
     expected = outcome(once)
     at = 0
     while True:
@@ -56,7 +56,7 @@ def test_recovery_that_dies_anywhere_is_repeated_with_the_same_result(
             if topic is not None:
                 topic.close()
         assert last_segment(image).read_bytes().startswith(expected[1])
-        Topic.open(image).close()
+        Topic.open(image, create=True).close()
         assert outcome(image) == expected, f"after dying before change {at}"
     assert at > 6
 
@@ -68,7 +68,7 @@ def test_any_failing_call_of_opening_is_an_error_and_leaks_nothing(
     with last_segment(crashed).open("ab") as file:
         file.write(b"torn" * 50)
     once = crash_copy(crashed, tmp_path / "once")
-    Topic.open(once).close()
+    Topic.open(once, create=True).close()
     expected = outcome(once)
 
     class OfTheTopic(FaultyFiles):
@@ -88,7 +88,7 @@ def test_any_failing_call_of_opening_is_an_error_and_leaks_nothing(
             assert not files.failed, f"call {files.at} failed unnoticed"
             break
         assert open_files_of(copy) == open_before, f"after call {files.at} failed"
-        Topic.open(copy).close()
+        Topic.open(copy, create=True).close()
         assert outcome(copy) == expected, f"after call {files.at} failed"
         files = OfTheTopic(at=files.at + 1)
     assert files.at > 30

@@ -22,7 +22,7 @@ def test_lost_watermark_is_rebuilt_from_the_last_segment(
     three_segments(open_topic, path)
     watermark = path / "0000" / "watermark"
     watermark.unlink() if content is None else watermark.write_bytes(content)
-    with caplog.at_level(logging.WARNING, "loglib"), Topic.open(path) as topic:
+    with caplog.at_level(logging.WARNING, "loglib"), Topic.open(path, create=True) as topic:
         assert values_of(topic) == [b"value 0", b"value 1", b"value 2"]
         recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.watermark_lost and not recovery.clean
@@ -63,7 +63,7 @@ def test_lost_watermark_leaves_alone_what_a_batch_proves_to_be_durable(open_topi
             last = topic.append(value, sync=True)
         end = topic.partition(0).high_watermark
     (path / "0000" / "watermark").unlink()
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.rewritten_bytes == end - last.offset
 
@@ -90,7 +90,7 @@ def test_stale_watermark_costs_a_rewrite_and_no_record(open_topic: Open, path: P
         for value in (b"b", b"c"):
             topic.append(value, sync=True)
     set_mark(path, stale)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.rewritten_bytes > 0
         assert values_of(topic) == [b"a", b"b", b"c"]
@@ -103,5 +103,5 @@ def test_watermark_from_before_a_roll_is_no_harm(open_topic: Open, path: Path) -
         topic.partition(0).roll()
         topic.append(b"b", sync=True)
     set_mark(path, stale)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert values_of(topic) == [b"a", b"b"]

@@ -16,8 +16,9 @@ from damaged import damage, files_with, judge, repaired, rows_of, whole_log
 from spoilt import read_all, segments, spoil_batch, without
 
 from conftest import last_segment, tree, values_of
-from loglib import CorruptLogError, LockedError, Reader, RepairReport, Topic, repair
+from loglib import CorruptLogError, LockedError, Reader, Topic, repair
 from loglib.config.times import to_datetime
+from loglib.log import RepairReport
 from loglib.log.gaps import NAME as GAPS
 from loglib.log.gaps import Gap, joined, read_gaps
 from loglib.segment import HEADER_BYTES, Identity
@@ -50,9 +51,9 @@ def test_a_damaged_batch_becomes_a_gap(path: Path, offsets: dict[int, bytes | No
     assert report.repairs == would.repairs and report.lost_bytes == len(gap)
     assert not report.verified.damage and [each.offsets for each in report.verified.gaps] == [gap]
     assert segments(path)[1].read_bytes() == damaged, "damaged bytes stay where they are"
-    for on_gap in ("raise", "skip"):
-        assert read_all(path, on_gap=on_gap) == (without(offsets, gap), [gap])
-    with Topic.open(path) as topic:
+    for on_damage in ("raise", "skip"):
+        assert read_all(path, on_damage=on_damage) == (without(offsets, gap), [gap])
+    with Topic.open(path, create=True) as topic:
         assert [each.offsets for each in topic.verify().gaps] == [gap]
         assert topic.append(b"more").offset > max(offsets)
 
@@ -102,7 +103,7 @@ def test_a_time_is_found_around_a_gap(path: Path, offsets: dict[int, bytes | Non
 def test_groups_go_on_behind_a_gap(path: Path, offsets: dict[int, bytes | None]) -> None:
     gap = spoil_batch(path)
     place = [each for each in offsets if each in gap][1]
-    with Topic.open(path) as topic, topic.group("fresh", commit="manual") as member:
+    with Topic.open(path, create=True) as topic, topic.group("fresh", commit="manual") as member:
         assert len(list(polled(member, before=gap.start))) == len([each for each in offsets if each < gap.start])
         member.commit()
     repair(path)
@@ -132,7 +133,9 @@ def test_a_transfer_leaves_gaps_out(path: Path, tmp_path: Path, offsets: dict[in
     gap = spoil_batch(path)
     repair(path)
     ours, theirs = socket.socketpair()
-    with Topic.open(path, mode="r") as topic, Topic.open(tmp_path / "copy", partitions=1) as copy, ours, theirs:
+    with Topic.open(path, mode="r") as topic, Topic.open(
+        tmp_path / "copy", create=True, partitions=1
+    ) as copy, ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         place, partition = 0, topic.partition(0)
         while place < partition.high_watermark:
@@ -151,7 +154,7 @@ def test_a_damaged_end_is_sealed_and_no_offset_is_used_again(path: Path, offsets
     with last.open("r+b") as file:
         file.truncate(HEADER_BYTES + 100)
     with pytest.raises(CorruptLogError):
-        Topic.open(path)
+        Topic.open(path, create=True)
     report = repair(path)
     assert not report.verified.damage
     assert int(last_segment(path).stem) == end
@@ -165,7 +168,7 @@ def test_a_damaged_end_is_sealed_and_no_offset_is_used_again(path: Path, offsets
 
 def test_sealed_damage_is_declared_beside_a_writer(path: Path, offsets: dict[int, bytes | None]) -> None:
     gap = spoil_batch(path)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert repair(path).lost_bytes == len(gap)
         reader = topic.read()
         assert len(list(reader)) == len(without(offsets, gap))
@@ -225,7 +228,7 @@ def test_any_damage_is_repaired(seed: int) -> None:
     random = Random(1000 + seed)
     whole = whole_log(random)
     damaged, kinds = damage(whole.tree, random)
-    before = rows_of(files_with(damaged), on_gap="skip")
+    before = rows_of(files_with(damaged), on_damage="skip")
     files = files_with(damaged)
     would: RepairReport | None = repaired(files, dry_run=True)
     assert files.tree() == files_with(damaged).tree()

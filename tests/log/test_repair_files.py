@@ -31,7 +31,7 @@ def test_a_repair_that_was_cut_behind_its_declaration_goes_on(path: Path, offset
     with Directory.open(REAL, str(path / "0000")) as directory:
         write_gaps(directory, identity_of(path), [Gap(start, end, "declared, and then the power failed", 0)], 0o600)
     with pytest.raises(CorruptLogError):
-        Topic.open(path)
+        Topic.open(path, create=True)
     assert not repair(path).verified.damage
     assert read_all(path) == (without(offsets, range(start, end)), [range(start, end)])
     with Topic.open(path) as topic:
@@ -46,7 +46,7 @@ def test_a_missing_segment_becomes_a_gap(path: Path, offsets: dict[int, bytes | 
     report = repair(path)
     assert not report.verified.damage
     assert read_all(path) == (without(offsets, range(base, end)), [range(base, end)])
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert topic.append(b"next", sync=True).offset >= end
 
 
@@ -72,7 +72,7 @@ def test_a_file_that_is_too_long_is_cut_and_what_is_cut_is_kept(path: Path, offs
 
 
 def test_a_segment_header_is_made_anew_with_its_producers(path: Path) -> None:
-    with Topic.open(path, **POLICIES) as topic:
+    with Topic.open(path, create=True, **POLICIES) as topic:
         for number in range(60):
             topic.append_many([b"x" * 90] * 2, partition=0, producer=(f"app {number % 3}", number))
         topic.flush()
@@ -99,7 +99,7 @@ def test_a_segment_header_is_made_anew_with_its_producers(path: Path) -> None:
 
 
 def test_a_header_whose_producers_are_lost_keeps_those_it_has(path: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         for number in range(200):
             topic.append(b"x", partition=0, producer=(f"app {number}", 1))
         topic.partition(0).roll()
@@ -132,7 +132,7 @@ def test_a_watermark_is_written_anew(path: Path, offsets: dict[int, bytes | None
 def test_a_description_is_made_anew(path: Path, offsets: dict[int, bytes | None]) -> None:
     spoil(path / "topic.json", 30)
     with pytest.raises(CorruptLogError):
-        Topic.open(path)
+        Topic.open(path, create=True)
     would = repair(path, dry_run=True)
     [done] = repair(path).repairs
     assert [done._replace(kept=None)] == list(would.repairs) and done.partition is None
@@ -145,7 +145,7 @@ def test_a_description_is_made_anew(path: Path, offsets: dict[int, bytes | None]
 
 @pytest.mark.parametrize("half_made", [True, False])
 def test_a_partition_whose_directory_is_gone_begins_anew(path: Path, tmp_path: Path, *, half_made: bool) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         topic.append(b"a", partition=0), topic.append(b"b", partition=1)
     gone = (path / "0001").rename(path / "0001.tmp" if half_made else tmp_path / "elsewhere")
     assert "directory was gone" in repair(path, dry_run=True).repairs[0].what
@@ -182,7 +182,7 @@ def test_what_has_checksums_and_is_no_batch_is_set_aside(path: Path, offsets: di
 
 def unflushed(path: Path, target: Path) -> dict[int, bytes | None]:
     """A copy of the topic whose last segment has whole batches above the watermark; returns its records."""
-    with Topic.open(path, segment_bytes=1 << 20, flush=FlushPolicy(None, None, None)) as topic:
+    with Topic.open(path, create=True, segment_bytes=1 << 20, flush=FlushPolicy(None, None, None)) as topic:
         topic.append_many([b"flushed"] * 2000, partition=0)
         topic.flush()
         for _ in range(3):
@@ -225,7 +225,7 @@ def test_a_watermark_that_contradicts_itself_is_written_anew(path: Path, offsets
 
 @pytest.mark.parametrize("header", [False, True], ids=["whole", "damaged"])
 def test_an_old_watermark_is_no_reason_to_lose_segments(path: Path, *, header: bool) -> None:
-    with Topic.open(path, **POLICIES) as topic:
+    with Topic.open(path, create=True, **POLICIES) as topic:
         topic.append(b"first", sync=True)
         old = (path / "0000" / "watermark").read_bytes()
         for number in range(60):
@@ -260,7 +260,7 @@ def test_a_second_copy_of_the_same_bytes_gets_another_name(path: Path, offsets: 
 
 
 def test_gaps_that_are_no_gaps_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Topic.open(path, partitions=1):
+    with Topic.open(path, create=True, partitions=1):
         pass
     identity, directory = identity_of(path), str(path / "0000")
     facts = {"format": 1, "log_id": identity.log_id.hex(), "partition": 0, "gaps": []}
@@ -283,7 +283,7 @@ def test_nothing_that_is_no_topic_is_touched(tmp_path: Path, path: Path) -> None
         repair(tmp_path)
     with pytest.raises(LogError, match="no such directory"):
         repair(tmp_path / "nowhere")
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"x")
     for each in (path / "0000").iterdir():
         each.unlink()

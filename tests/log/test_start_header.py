@@ -8,9 +8,11 @@ import pytest
 from builders import spoil
 
 from conftest import NOW, QUIET
-from loglib import Topic, repair, snapshot, testing, tier
+from loglib import Topic, repair, testing
 from loglib.config.times import to_datetime
+from loglib.copies import snapshot
 from loglib.log.start_header import NAME
+from loglib.offload import tier
 from loglib.segment import read_segment_header
 from loglib.system.files import REAL
 
@@ -56,7 +58,7 @@ def test_producers_that_the_first_header_knew_are_known_after_its_repair(path: P
     spoil(file, 100)
     repair(path)
     assert header_of(path, file) == before
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert topic.partition(0).last_sequence("p0") == topic.partition(0).last_sequence("p129") == 4
 
 
@@ -86,7 +88,7 @@ def test_a_copy_that_does_not_fit_does_not_count(path: Path, wrong: str) -> None
         copy.write_bytes(header._replace(base_offset=at, previous_crc=header.previous_crc ^ 1).encode())
     spoil(file, 100)
     repair(path)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert [record.value for record in topic.read()] == [b"3", b"4"] and not topic.verify().damage
     with Topic.open(path, mode="r", tier=path.parent / "place") as topic:
         assert next(iter(topic.read(to_datetime(NOW + max(times))))).value == b"1"
@@ -102,13 +104,13 @@ def test_a_log_of_one_segment_knows_nothing_of_what_was_before(path: Path) -> No
     (path / "0000" / NAME).unlink()
     spoil(Path(segment.path), 100)
     repair(path)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert [record.value for record in topic.read()] == [b"1"] and not topic.verify().damage
 
 
 def test_a_damaged_header_does_not_stop_what_drops_the_segments_before_it(path: Path) -> None:
     file, _ = made(path)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         following = topic.partition(0).segments[1]
         spoil(Path(following.path), 100)
         topic.partition(0).delete_before(following.base_offset)

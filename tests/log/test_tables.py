@@ -59,7 +59,9 @@ def test_a_stream_has_every_record_once_in_batches_of_the_size_asked_for(
     parts: list[Columns], flushed: bool, batch_bytes: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     random = Random(seed)
-    with Topic.open(tmp_path_factory.mktemp("t") / "t", partitions=1, durability="os", batch_records=7) as topic:
+    with Topic.open(
+        tmp_path_factory.mktemp("t") / "t", create=True, partitions=1, durability="os", batch_records=7
+    ) as topic:
         for part in parts:
             topic.append_many(part.values, keys=part.keys, timestamps=part.timestamps, headers=part.headers)
             if flushed or random.random() < 0.3:
@@ -235,8 +237,8 @@ def test_damage_ends_a_stream_with_its_error_behind_what_is_whole(open_topic: Op
     assert found == [b"%d" % number * 20 for number in range(60)]
     with pytest.raises(Exception, match="byte"):
         fetched(duckdb.sql("select count(*) from topic"))
-    skipped = topic.read(on_gap="skip")
-    assert skipped.arrow().read_all().num_rows == topic.arrow(on_gap="skip").read_all().num_rows == 99
+    skipped = topic.read(on_damage="skip")
+    assert skipped.arrow().read_all().num_rows == topic.arrow(on_damage="skip").read_all().num_rows == 99
     assert [gap.offsets.start for gap in skipped.gaps] == [damaged]
 
 

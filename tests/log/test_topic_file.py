@@ -275,7 +275,7 @@ def test_of_several_that_make_a_topic_one_wins_and_all_use_it(tmp_path: Path) ->
         maker.join()
     assert len(faults) < 4
     assert os.listdir(tmp_path) == ["topic"]
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"x")
 
 
@@ -322,7 +322,7 @@ def test_topic_that_cannot_be_made_says_why(tmp_path: Path) -> None:
 def test_description_that_is_read_while_partitions_are_added(tmp_path: Path) -> None:
     """The new partition may have records when its directory is looked at, and the text was read before."""
     path = tmp_path / "grows"
-    with Topic.open(path, partitions=1) as topic:
+    with Topic.open(path, create=True, partitions=1) as topic:
         topic.append(b"x", sync=True)
 
     class Adding(testing.UnsyncedFiles):
@@ -333,7 +333,7 @@ def test_description_that_is_read_while_partitions_are_added(tmp_path: Path) -> 
             if not self.added:
                 self.added = True
                 Topic.add_partitions(path, 2)
-                with Topic.open(path) as grown:
+                with Topic.open(path, create=True) as grown:
                     grown.append(b"y", partition=1, sync=True)
             return content
 

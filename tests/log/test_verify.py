@@ -235,7 +235,7 @@ def test_verify_finds_what_is_missing(open_topic: Open, path: Path) -> None:
 
 def test_verify_finds_the_description_of_another_topic(open_topic: Open, path: Path, tmp_path: Path) -> None:
     fill(open_topic)
-    with Topic.open(tmp_path / "other"):
+    with Topic.open(tmp_path / "other", create=True):
         pass
     with Topic.open(path, mode="r") as topic:
         (path / "topic.json").write_bytes((tmp_path / "other" / "topic.json").read_bytes())
@@ -421,7 +421,7 @@ def test_verify_of_a_partition_that_cannot_be_listed_says_so(open_topic: Open, p
 def test_damage_met_while_retention_drops_begins_the_check_again(open_topic: Open, path: Path) -> None:
     fill(open_topic)
     files = Unlisted()
-    with Topic.open(path) as topic, testing.open_topic(path, mode="r", files=files) as reading:
+    with Topic.open(path, create=True) as topic, testing.open_topic(path, mode="r", files=files) as reading:
         second = topic.partition(0).segments[1].base_offset
         files.act = lambda: topic.partition(0).delete_before(second)
         report = reading.partition(0).verify()

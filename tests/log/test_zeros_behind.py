@@ -14,7 +14,8 @@ from mirrored import segments
 from replicated import open_all
 
 from conftest import crash_copy, last_segment, sound, tree, values_of
-from loglib import CorruptLogError, Topic, heal, mirror, repair, snapshot, testing
+from loglib import CorruptLogError, Topic, repair, testing
+from loglib.copies import heal, mirror, snapshot
 from loglib.segment import HEADER_BYTES
 from loglib.testing import UnsyncedFiles
 
@@ -60,7 +61,7 @@ def test_zeros_behind_a_closed_log_are_nothing(open_topic: Open, path: Path, mor
     assert tree(path) == before, "reading changes nothing"
     if has_mark:
         assert repair(path).repairs == ()
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None
         assert (recovery.cut_bytes, recovery.quarantine, recovery.watermark_lost) == (0, None, not has_mark)
@@ -79,7 +80,7 @@ def test_zeros_behind_batches_that_were_not_synced_are_nothing(
     end = end_of(crashed)
     preallocate(crashed, more)
     lose_mark(crashed, has_mark)
-    with Topic.open(crashed) as topic:
+    with Topic.open(crashed, create=True) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.rewritten_bytes > 0
         assert (recovery.cut_bytes, recovery.quarantine) == (0, None)
@@ -123,7 +124,7 @@ def test_batch_that_ends_in_zeros_stays_whole_before_zeros(
         shutil.copyfile(last_segment(path), last_segment(before))
     preallocate(before, more)
     lose_mark(before, has_mark)
-    with Topic.open(before) as topic:
+    with Topic.open(before, create=True) as topic:
         assert values_of(topic) == [b"flushed", bytes(3000)]
     assert others(before) == []
 
@@ -140,7 +141,7 @@ def test_damage_before_whole_batches_and_zeros_is_no_torn_tail(open_topic: Open,
     (path / "0000" / "watermark").unlink()
     before = tree(path)
     with pytest.raises(CorruptLogError):
-        Topic.open(path)
+        Topic.open(path, create=True)
     assert tree(path) == before
 
 
@@ -164,7 +165,7 @@ def test_sealed_segment_with_zeros_behind_is_damage(open_topic: Open, path: Path
     os.truncate(first, first.stat().st_size + 512)
     before = tree(path)
     with pytest.raises(CorruptLogError, match="a segment of"):
-        Topic.open(path)
+        Topic.open(path, create=True)
     assert tree(path) == before
     with Topic.open(path, mode="r") as topic:
         assert len(values_of(topic)) == 3
@@ -177,7 +178,7 @@ def test_sealed_segment_with_zeros_behind_is_damage(open_topic: Open, path: Path
 def test_roll_behind_a_log_with_room_makes_a_segment_that_is_exact(open_topic: Open, path: Path) -> None:
     closed_topic(open_topic)
     preallocate(path, 4096)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"more")
         topic.partition(0).roll()
         topic.append(b"again", sync=True)
@@ -199,7 +200,7 @@ def test_copies_of_a_log_with_room_have_the_log_alone(open_topic: Open, path: Pa
     for name in ("mirror", "snapshot", "copied", "cp"):
         with Topic.open(tmp_path / name, mode="r") as topic:
             assert values_of(topic) == expected and topic.verify().damage == ()
-    with Topic.open(path, mode="r") as topic, Topic.open(tmp_path / "other") as other:
+    with Topic.open(path, mode="r") as topic, Topic.open(tmp_path / "other", create=True) as other:
         with (tmp_path / "frames").open("w+b") as stream:
             topic.partition(0).transfer(stream, 0)
             stream.seek(0)
@@ -232,7 +233,7 @@ def test_damaged_log_with_room_is_healed_from_its_mirror(open_topic: Open, path:
     assert report.healed and not report.unhealed
     with Topic.open(path, mode="r") as topic:
         assert len(values_of(topic)) == 12 and topic.verify().damage == ()
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
 
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1, 2)])

@@ -325,7 +325,7 @@ def test_lines_of_callbacks_of_a_fork_are_written(path: Path) -> None:
     )
     begin()
     from loglib import Topic
-    topic = Topic.open(path + "-own")
+    topic = Topic.open(path + "-own", create=True)
     topic.append(b"kept")
     lost.append(topic)
     log.info("begin")
@@ -380,7 +380,7 @@ def test_workers_of_a_copy_of_multiprocessing_lose_nothing(path: Path, tmp_path:
     def generation(number):
         log.info("%d", number)
         if number < 3:
-            topic = Topic.open(f"{path}{number}")
+            topic = Topic.open(f"{path}{number}", create=True)
             topic.append(b"appended")
             process = multiprocess.get_context("fork").Process(target=generation, args=(number + 1,))
             process.start()
@@ -412,7 +412,7 @@ def test_only_a_child_leaves_its_parents_handles_before_a_callback_uses_them(
     monkeypatch.setattr(process, "_pid", 0)
     one.drop()
     assert one.flush(60) and one.close(60) == 0 and left
-    opened = Topic.open(path)
+    opened = Topic.open(path, create=True)
     opened.close()
     left.clear()
     opened.__del__()
@@ -426,12 +426,12 @@ def test_topic_has_no_thread_of_its_own_when_greenlets_were_patched_in_later(
     log: logging.Logger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread would be a greenlet of the thread that waits for it."""
-    assert handler_of(log)._spool._topic.opened()._flusher is not None
+    assert handler_of(log)._spool._topic.opened()._background._flusher is not None
     handler_of(log)._spool._topic.give_back()
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)
     log.info("it")
     assert handler_of(log).drain(60)
-    assert handler_of(log)._spool._topic.opened()._flusher is None and messages(path) == {"it": 1}
+    assert handler_of(log)._spool._topic.opened()._background._flusher is None and messages(path) == {"it": 1}
 
 
 @pytest.mark.usefixtures("unmeasured")

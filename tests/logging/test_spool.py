@@ -132,7 +132,7 @@ def test_put_waits_for_room_as_long_as_it_may(made: Any, path: Path) -> None:
 def test_failing_call_costs_no_accepted_record_and_doubles_none(
     made: Any, path: Path, name: str, error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Topic.open(path, partitions=2, **POLICIES).close()
+    Topic.open(path, create=True, partitions=2, **POLICIES).close()
     names = [] if name == "any" else [name]
     for at in [*range(1, 12), 15, 20, 30, 45]:
         files = FaultyFiles(*names, at=at, error=error, inner=UnsyncedFiles())
@@ -230,7 +230,7 @@ def test_topic_that_is_moved_away_or_deleted_is_made_again(made: Any, path: Path
 
 
 def test_closing_gives_up_in_time_and_says_what_is_not_written(made: Any, path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     one = made(FaultyFiles("pwritev", every=True, error=errno.ENOSPC, inner=UnsyncedFiles()))
     for number in range(3):
         one.put(b"%d" % number, 1)
@@ -259,7 +259,7 @@ def test_partition_is_given_back_after_some_idle_time(made: Any, path: Path, mon
     assert one.flush(30)
     while True:
         try:
-            Topic.open(path).close()
+            Topic.open(path, create=True).close()
             break
         except LogError:
             time.sleep(0.005)
@@ -451,7 +451,7 @@ def test_threads_and_a_fork_in_the_middle_of_it(path: Path) -> None:
 
 def test_lock_of_a_partition_that_is_lost_meanwhile_is_asked_for(made: Any, path: Path) -> None:
     """Another writer, that knows nothing of spools, holds all partitions for a while."""
-    with Topic.open(path, partitions=2):
+    with Topic.open(path, create=True, partitions=2):
         one = made()
         one.put(b"x", 1)
         while not (path / WAITING).exists():

@@ -39,7 +39,7 @@ def exported(reader: InMemoryMetricReader) -> dict[str, dict[tuple[Any, ...], An
 
 def test_prometheus_gets_the_figures(path: Path) -> None:
     registry = CollectorRegistry(auto_describe=True)
-    with Topic.open(path, partitions=2, flush=MANUAL) as topic, topic.group("etl") as member:
+    with Topic.open(path, create=True, partitions=2, flush=MANUAL) as topic, topic.group("etl") as member:
         registry.register(TopicCollector([topic], [member]))
         topic.append_many([b"x"] * 7, partition=1)
         topic.flush()
@@ -65,7 +65,7 @@ def test_prometheus_gets_the_figures(path: Path) -> None:
 
 def test_second_collector_of_the_same_names_is_refused(path: Path) -> None:
     registry = CollectorRegistry(auto_describe=False)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         registry.register(TopicCollector([topic]))
         with pytest.raises(ValueError, match="Duplicated"):
             registry.register(TopicCollector([topic]))
@@ -74,7 +74,9 @@ def test_second_collector_of_the_same_names_is_refused(path: Path) -> None:
 def test_opentelemetry_gets_the_figures_by_the_names_of_its_conventions(path: Path) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
-    with Topic.open(path, flush=MANUAL) as topic, Topic.open(path.with_name("other")) as other:
+    with Topic.open(
+        path, create=True, flush=MANUAL
+    ) as topic, Topic.open(path.with_name("other"), create=True) as other:
         with group([topic, other], "etl") as member:
             instrument([topic, other], [member], meter_provider=provider)
             topic.append_many([b"x"] * 5)
@@ -99,7 +101,7 @@ def test_opentelemetry_gets_the_figures_by_the_names_of_its_conventions(path: Pa
 def test_exporters_keep_no_topic_open_and_survive_its_end(path: Path) -> None:
     reader = InMemoryMetricReader()
     provider, registry = MeterProvider([reader]), CollectorRegistry()
-    topic = Topic.open(path, flush=MANUAL)
+    topic = Topic.open(path, create=True, flush=MANUAL)
     member = topic.group("etl")
     instrument([topic], [member], meter_provider=provider)
     registry.register(TopicCollector([topic], [member]))
@@ -128,7 +130,7 @@ def test_export_takes_the_figures_once(path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Topic, "stats", counted)
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         instrument([topic], meter_provider=provider)
         assert len(exported(reader)) >= 4
         assert taken == 1
@@ -137,7 +139,7 @@ def test_export_takes_the_figures_once(path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_figures_have_the_partitions_that_were_added(path: Path) -> None:
     registry = CollectorRegistry()
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     with Topic.open(path, mode="r") as topic:
         with topic.group("etl") as member:
             assert member.poll() == []

@@ -5,8 +5,8 @@ at any step. Whatever the order, there is never more than one directory that tak
 that takes them has every acknowledged record.
 
     copies/chain.py       from a copy to the topic's leader, or to the last one while there is none
-    copies/promote.py     lock the leader, look again, copy, supersede, take its role, let go
-    copies/mirror.py      where a mirror may be made, and that its file names its source
+    copies/promotion.py     lock the leader, look again, copy, supersede, take its role, let go
+    copies/mirrors.py      where a mirror may be made, and that its file names its source
 """
 
 from __future__ import annotations

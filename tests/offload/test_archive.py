@@ -18,17 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import NOW, QUIET, run_python
-from loglib import (
-    CorruptLogError,
-    LogError,
-    OffsetOutOfRangeError,
-    Topic,
-    archive,
-    archived,
-    read_archive,
-    repair,
-    testing,
-)
+from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, Topic, repair, testing
+from loglib.offload import archive, archived, read_archive
 from loglib.offload.archive_store import commit
 from loglib.testing import MemoryFiles
 
@@ -142,7 +133,7 @@ def test_sizes_that_make_no_sense_are_refused(open_topic: Open, to: Path, name: 
 def test_many_files_are_committed_in_several_versions(
     open_topic: Open, to: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loglib.offload.archive.FILES_A_COMMIT", 2)
+    monkeypatch.setattr("loglib.offload.archiving.FILES_A_COMMIT", 2)
     topic = open_topic(partitions=2)
     sealed(topic, segments=3)
     sealed(topic, segments=2, partition=1)
@@ -228,7 +219,7 @@ def test_memory_does_not_grow_with_the_log(open_topic: Open, path: Path, to: Pat
 PEAK = """
 import resource, sys
 import pyarrow.parquet
-from loglib import archive
+from loglib.offload import archive
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert archive(sys.argv[1], sys.argv[2], row_group_bytes=4 << 20).rows == 120_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
@@ -273,7 +264,7 @@ def test_dropped_offsets_are_an_error_or_a_declared_gap(open_topic: Open, to: Pa
     assert archived(to) == first
     with pytest.raises(OffsetOutOfRangeError):
         topic.arrow(archive=to).read_all()
-    made = archive(topic, to, on_gap="skip")
+    made = archive(topic, to, on_damage="skip")
     assert made.partitions[0].gaps == ((first.ends[0], start),) and made.rows == 20
     assert topic.arrow(archive=to).read_all().num_rows == 20
 
@@ -299,7 +290,7 @@ def test_damage_is_an_error_or_a_gap_and_a_repair_declares_it(open_topic: Open, 
     with pytest.raises(CorruptLogError):
         archive(topic, to)
     assert parquet_files(to) == [], "a file that was begun is removed"
-    skipped = archive(topic, to, on_gap="skip")
+    skipped = archive(topic, to, on_damage="skip")
     ((start, end),) = skipped.partitions[0].gaps
     assert 0 <= start < end <= second.base_offset and 10 <= skipped.rows < 20
     topic.close()
@@ -307,7 +298,7 @@ def test_damage_is_an_error_or_a_gap_and_a_repair_declares_it(open_topic: Open, 
     topic = open_topic()
     other = to.with_name("other")
     assert archive(topic, other).partitions[0].gaps == skipped.partitions[0].gaps
-    assert offsets(read_archive(other).read_all()) == offsets(topic.arrow(on_gap="skip").read_all())
+    assert offsets(read_archive(other).read_all()) == offsets(topic.arrow(on_damage="skip").read_all())
 
 
 def test_segments_without_a_whole_batch_make_no_file(open_topic: Open, to: Path) -> None:
@@ -317,6 +308,6 @@ def test_segments_without_a_whole_batch_make_no_file(open_topic: Open, to: Path)
     (first, _) = topic.partition(0).segments
     topic.close()
     spoil(Path(first.path), 4096 + 80)
-    made = archive(open_topic(), to, on_gap="skip")
+    made = archive(open_topic(), to, on_damage="skip")
     assert made.rows == 0 and made.partitions[0].gaps == ((0, first.end_offset),)
     assert made.ends == {0: first.end_offset}

@@ -13,7 +13,8 @@ import archived_topics
 import pytest
 from archived_topics import newest, offsets, parquet_files, sealed
 
-from loglib import CorruptLogError, LogError, Topic, archive, read_archive, testing
+from loglib import CorruptLogError, LogError, Topic, testing
+from loglib.offload import archive, read_archive
 from loglib.system.files import REAL, Files
 from loglib.testing import FaultyFiles, FullDisk, RecordingFiles, ShortWrites
 

@@ -13,9 +13,9 @@ import pytest
 from archived_topics import newest, open_store
 
 from conftest import NOW
-from loglib import Archived, CorruptLogError, Topic, UnsupportedFormatError, archive, archived, testing
+from loglib import CorruptLogError, Topic, UnsupportedFormatError, testing
 from loglib.format.checked_json import seal
-from loglib.offload import manifest_log
+from loglib.offload import ArchiveManifest, archive, archived, manifest_log
 from loglib.offload.archive_manifest import ArchivedFile, ArchivedPartition, decode, encode
 from loglib.offload.archive_store import commit, is_in_a_store
 from loglib.offload.archive_store import newest as newest_of
@@ -26,9 +26,9 @@ Open = Callable[..., Topic]
 to = archived_topics.to
 
 
-def an_archive() -> Archived:
+def an_archive() -> ArchiveManifest:
     file = ArchivedFile(f"0000/{0:020d}-{9:020d}-{'a' * 16}.parquet", 0, 9, 3, 100, 7, 8, -5, NOW, NOW)
-    return Archived(3, bytes(range(16)), "clicks", NOW, (ArchivedPartition(0, 0, 20, ((9, 12),), (file,)),))
+    return ArchiveManifest(3, bytes(range(16)), "clicks", NOW, (ArchivedPartition(0, 0, 20, ((9, 12),), (file,)),))
 
 
 def test_a_manifest_that_differs_in_any_byte_is_damaged() -> None:
@@ -84,7 +84,7 @@ def test_manifests_that_vanish_while_they_are_read_are_looked_for_again(to: Path
     files = MemoryFiles()
     files.make_directories("/a")
     with closing(open_store("/a", files)) as store:
-        assert commit(store, Archived(1, bytes(16), "t", 0, ()))
+        assert commit(store, ArchiveManifest(1, bytes(16), "t", 0, ()))
 
     class Vanishing(RecordingFiles):
         left = 3
@@ -107,7 +107,7 @@ def test_old_manifests_go_and_their_numbers_are_not_taken_for_new_ones(monkeypat
     monkeypatch.setattr(manifest_log, "VERSIONS_KEPT", 3)
     files = MemoryFiles()
     files.make_directories("/a")
-    versions = [Archived(number, bytes(16), "t", 0, ()) for number in range(8)]
+    versions = [ArchiveManifest(number, bytes(16), "t", 0, ()) for number in range(8)]
     with closing(open_store("/a", files)) as store, closing(open_store("/a", files)) as other:
         for each in versions[1:7]:
             assert commit(store, each)

@@ -11,7 +11,8 @@ import pytest
 from archived_topics import in_order, open_store, parquet_files, sealed
 
 from conftest import start_python
-from loglib import LockedError, Topic, archive, read_archive, testing
+from loglib import LockedError, Topic, testing
+from loglib.offload import archive, read_archive
 from loglib.system.files import REAL
 from loglib.testing import RecordingFiles
 
@@ -63,7 +64,7 @@ def test_whoever_sweeps_is_waited_for(to: Path, monkeypatch: pytest.MonkeyPatch)
 
 RACER = """
 import sys
-from loglib import archive
+from loglib.offload import archive
 for _ in range(int(sys.argv[3])):
     archive(sys.argv[1], sys.argv[2], file_bytes=1)
 """
@@ -130,7 +131,7 @@ def test_what_another_process_archived_and_retention_dropped_meanwhile_is_no_err
 
 @pytest.mark.parametrize("given", ["a topic", "another topic", "nothing"])
 def test_an_archive_is_a_directory_of_its_own(open_topic: Open, path: Path, tmp_path: Path, given: str) -> None:
-    Topic.open(tmp_path / "other").close()
+    Topic.open(tmp_path / "other", create=True).close()
     topic = open_topic()
     sealed(topic)
     places: dict[str, str | Path] = {"a topic": path, "another topic": tmp_path / "other", "nothing": ""}

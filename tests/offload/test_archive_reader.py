@@ -13,8 +13,9 @@ import pytest
 from builders import spoil
 
 from conftest import NOW, QUIET, SECOND
-from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, Topic, archive, archived, read_archive, testing
+from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, Topic, testing
 from loglib.config.times import to_datetime
+from loglib.offload import archive, archived, read_archive
 
 Open = Callable[..., Topic]
 
@@ -100,9 +101,9 @@ def test_a_time_behind_the_archive_does_not_lead_back_into_it(open_topic: Open, 
     places = [topic.append(b"%d" % number, timestamp=NOW + number * SECOND, sync=True) for number in range(4)]
     topic.partition(0).roll()
     spoil(Path(topic.partition(0).segments[0].path), 4096 + places[3].offset + 130)
-    archive(topic, tmp_path / "archive", on_gap="skip")
+    archive(topic, tmp_path / "archive", on_damage="skip")
     topic.append(b"tail", timestamp=NOW + 9 * SECOND, sync=True)
-    found = topic.arrow(to_datetime(NOW + 3 * SECOND), archive=tmp_path / "archive", on_gap="skip").read_all()
+    found = topic.arrow(to_datetime(NOW + 3 * SECOND), archive=tmp_path / "archive", on_damage="skip").read_all()
     assert found["value"].to_pylist() == [b"tail"]
 
 
@@ -150,7 +151,7 @@ def test_damaged_file_is_an_error_that_names_it(past: Past, how: str) -> None:
 def test_partition_that_the_archive_does_not_know_is_read_from_the_log(past: Past) -> None:
     past.topic.close()
     Topic.add_partitions(past.topic.path, 4)
-    with Topic.open(past.topic.path) as topic:
+    with Topic.open(past.topic.path, create=True) as topic:
         topic.append(b"new", partition=3, sync=True)
         found = topic.arrow(archive=past.to).read_all()
         assert found.num_rows == past.rows.num_rows + 1
@@ -172,7 +173,9 @@ def test_what_lies_in_neither_is_an_error(past: Past, tmp_path: Path) -> None:
         topic.arrow(7, archive=past.to)
     with pytest.raises(FileNotFoundError, match="no archive here"):
         topic.arrow(archive=tmp_path / "nowhere")
-    with Topic.open(tmp_path / "other") as other, pytest.raises(LogError, match="the archive of another log"):
+    with Topic.open(
+        tmp_path / "other", create=True
+    ) as other, pytest.raises(LogError, match="the archive of another log"):
         other.arrow(archive=past.to)
 
 

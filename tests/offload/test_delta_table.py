@@ -18,7 +18,8 @@ from builders import spoil
 from deltalake import DeltaTable, write_deltalake
 
 from conftest import NOW, start_python
-from loglib import LogError, Topic, archive, repair, testing
+from loglib import LogError, Topic, repair, testing
+from loglib.offload import archive
 from loglib.testing import Call, CrashFS, DyingFiles, Killed, RecordingFiles
 
 Open = Callable[..., Topic]
@@ -218,7 +219,7 @@ def judge(path: Path, to: Path, allowed: set[int]) -> None:
         assert rows_of(to) == log, "each record once"
 
 
-_ARCHIVE = "import loglib, sys; loglib.archive(sys.argv[1], sys.argv[2], delta=True, file_bytes=1)"
+_ARCHIVE = "import loglib, sys; loglib.offload.archive(sys.argv[1], sys.argv[2], delta=True, file_bytes=1)"
 
 
 def test_processes_that_race_double_and_lose_nothing(tmp_path: Path) -> None:

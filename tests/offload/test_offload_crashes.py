@@ -19,8 +19,9 @@ from archived_topics import newest
 from tiered import records, seal
 
 from conftest import NOW, QUIET
-from loglib import LogError, Retention, Tiered, Topic, archive, testing, tier
+from loglib import LogError, Retention, Topic, testing
 from loglib.format.header import crc32c
+from loglib.offload import TierManifest, archive, tier
 from loglib.offload import tier as uploader
 from loglib.offload.archive_reader import ArchiveReader, stream
 from loglib.offload.tier_files import Tier
@@ -94,7 +95,7 @@ class Place:
         return {each.file_name for each in made.partitions[0].segments}
 
 
-def tiered(files: Files) -> Tiered | None:
+def tiered(files: Files) -> TierManifest | None:
     try:
         return Tier(files, TO).tiered
     except FileNotFoundError:

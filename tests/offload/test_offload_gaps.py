@@ -11,11 +11,11 @@ from s3_server import s3_server
 from tiered import records, seal
 
 from conftest import NOW, QUIET
-from loglib import CorruptLogError, Retention, Topic, archive, archived, read_archive, repair, testing, tier, tiered
+from loglib import CorruptLogError, Retention, Topic, repair, testing
 from loglib.config.times import to_datetime
 from loglib.log.gaps import NAME as GAPS
 from loglib.log.reader import StartLike
-from loglib.offload import manifest_log, s3
+from loglib.offload import archive, archived, manifest_log, read_archive, s3, tier, tiered
 from loglib.segment import HEADER_BYTES
 
 
@@ -49,7 +49,7 @@ class Damaged:
         repair(self.path)
 
     def drop(self, segments: int) -> None:
-        with Topic.open(self.path) as topic:
+        with Topic.open(self.path, create=True) as topic:
             topic.partition(0).delete_before(self.bases[segments])
 
     def retain(self, to: Path | str) -> list[bool]:
@@ -176,7 +176,7 @@ def test_a_place_keeps_the_gaps_of_what_it_has(path: Path, to: Path) -> None:
     tier(path, to)
     damaged.heal()
     damaged.drop(1)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         seal(topic)
         base = topic.partition(0).segments[-2].base_offset
     spoil(path / "0000" / f"{base:020d}.log", HEADER_BYTES + 200)
@@ -224,7 +224,7 @@ def test_a_damaged_list_of_gaps_in_a_place_is_made_anew_from_the_log(path: Path,
     tier(path, to)
     whole = (to / "0000" / GAPS).read_bytes()
     spoil(to / "0000" / GAPS, 5)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         seal(topic)
     spoil(sorted(path.glob("0000/*.log"))[-2], HEADER_BYTES + 100)
     repair(path)

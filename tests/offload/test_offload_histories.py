@@ -13,19 +13,9 @@ from tiered import bytes_of, seal
 
 import loglib
 from conftest import NOW
-from loglib import (
-    CorruptLogError,
-    LogError,
-    OffsetOutOfRangeError,
-    Retention,
-    Topic,
-    archive,
-    archived,
-    read_archive,
-    tier,
-    tiered,
-)
+from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, Retention, Topic
 from loglib.log.history import FOREIGN, HistoryPoint, compare_history, history_at
+from loglib.offload import archive, archived, read_archive, tier, tiered
 from loglib.segment import HEADER_BYTES
 
 Open = Callable[..., Topic]
@@ -43,7 +33,7 @@ def to(tmp_path: Path) -> Path:
 def set_back(path: Path, to: Path, offload: Callable[..., object], *, more: int) -> None:
     """Make a topic, offload it, and put an older copy of it in its place, which goes on with `more` segments."""
     backup = path.parent / "backup"
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         seal(topic)
         shutil.copytree(path, backup)
     for _ in range(2):  # two writers: what is offloaded is of a later one than the copy's next
@@ -66,7 +56,7 @@ def test_an_archive_of_another_history_is_refused_and_drops_nothing(path: Path, 
     """It invented records of the old history in the union, and retention dropped those of the new one."""
     set_back(path, to, archive, more=more)
     before = files_of(to)
-    with Topic.open(path, retention=due_at_once(to)) as topic:
+    with Topic.open(path, create=True, retention=due_at_once(to)) as topic:
         topic.append(b"an epoch of its own", sync=True)
         expected = [record.value for record in topic.read()]
         with pytest.raises(LogError, match="has another history|is ahead"):
@@ -81,7 +71,7 @@ def test_an_archive_of_another_history_is_refused_and_drops_nothing(path: Path, 
 
 def test_an_archive_that_is_ahead_is_told_apart(path: Path, to: Path, caplog: pytest.LogCaptureFixture) -> None:
     set_back(path, to, archive, more=0)
-    with Topic.open(path, retention=due_at_once(to)) as topic:
+    with Topic.open(path, create=True, retention=due_at_once(to)) as topic:
         for call in (lambda: archive(topic, to), lambda: topic.arrow(archive=to)):
             with pytest.raises(OffsetOutOfRangeError, match="is ahead: it ends at offset"):
                 call()
@@ -92,21 +82,21 @@ def test_an_archive_that_is_ahead_is_told_apart(path: Path, to: Path, caplog: py
 def test_a_later_writer_tells_that_an_archive_is_beside_and_not_ahead(path: Path, to: Path) -> None:
     set_back(path, to, archive, more=0)
     for _ in range(3):
-        with Topic.open(path) as topic:
+        with Topic.open(path, create=True) as topic:
             topic.append(b"-", sync=True)
     with pytest.raises(LogError, match="has another history than .* up to offset 0, and differ before"):
         archive(path, to)
 
 
 def test_an_archive_that_is_too_old_continues_only_if_it_may_skip(path: Path, to: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         seal(topic)
         archive(topic, to)
         seal(topic, 2)
         topic.partition(0).delete_before(topic.partition(0).segments[2].base_offset)
         with pytest.raises(OffsetOutOfRangeError, match="is too old: it ends at .* what lies between is missing"):
             archive(topic, to)
-        made = archive(topic, to, on_gap="skip")
+        made = archive(topic, to, on_damage="skip")
         assert made.ends == {0: topic.partition(0).log_end_offset} and made.partitions[0].gaps
         assert topic.arrow(archive=to).read_all().num_rows == 10
 
@@ -119,7 +109,7 @@ def test_a_place_of_another_history_is_refused_whatever_is_left_in_the_directory
         Topic.open(path, mode="r", tier=to)
     with pytest.raises(LogError, match="nothing was uploaded"):
         tier(path, to)
-    with Topic.open(path, retention=due_at_once(to)) as topic:
+    with Topic.open(path, create=True, retention=due_at_once(to)) as topic:
         assert not any(each.drop for each in topic.retain())
     assert bytes_of(to) == before
 
@@ -129,17 +119,17 @@ def test_a_shorter_log_beside_a_place_is_not_taken_for_one_that_lags(path: Path,
     with Topic.open(path, mode="r", tier=to) as topic:
         assert len(list(topic.read())) == 5, "the place has more, and the same up to there"
     assert tier(path, to) == tiered(to)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"-", sync=True)
     with pytest.raises(LogError, match="which ends before its place does, has another history than"):
         Topic.open(path, mode="r", tier=to)
 
 
 def test_a_copy_that_lags_is_read_with_a_place_that_is_ahead(path: Path, tmp_path: Path, to: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         seal(topic, 2)
         topic.append(b"half of a segment", sync=True)
-        loglib.mirror(path, tmp_path / "copy")
+        loglib.copies.mirror(path, tmp_path / "copy")
         seal(topic, 2)
         tier(topic, to)
     with Topic.open(tmp_path / "copy", mode="r", tier=to) as copy:
@@ -148,9 +138,9 @@ def test_a_copy_that_lags_is_read_with_a_place_that_is_ahead(path: Path, tmp_pat
 
 
 def test_a_place_without_what_the_lagging_copy_ends_in_proves_nothing(path: Path, tmp_path: Path, to: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         seal(topic)
-        loglib.mirror(path, tmp_path / "copy")
+        loglib.copies.mirror(path, tmp_path / "copy")
         seal(topic, 2)
         topic.partition(0).delete_before(topic.partition(0).segments[2].base_offset)
         tier(topic, to)
@@ -159,12 +149,12 @@ def test_a_place_without_what_the_lagging_copy_ends_in_proves_nothing(path: Path
 
 
 def test_a_log_with_other_segments_is_not_uploaded_behind_them(path: Path, tmp_path: Path, to: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"one", sync=True)
         shutil.copytree(path, tmp_path / "copy")
         topic.partition(0).roll()
         tier(topic, to)
-    with Topic.open(tmp_path / "copy") as topic:
+    with Topic.open(tmp_path / "copy", create=True) as topic:
         seal(topic, 2)
         with pytest.raises(LogError, match="no segment of .* begins there, but one at 0"):
             tier(topic, to)
@@ -184,7 +174,7 @@ def test_points_of_another_log_are_foreign(open_topic: Open) -> None:
 
 
 def test_the_manifest_says_which_history_was_archived(path: Path, to: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         seal(topic, 2)
         made = archive(topic, to)
         log = topic._accesses[0].log
@@ -196,14 +186,14 @@ def test_the_manifest_says_which_history_was_archived(path: Path, to: Path) -> N
 def test_an_archive_of_more_partitions_loses_none_of_them(path: Path, to: Path) -> None:
     """A topic was restored from before partitions were added, and its next archive named no file of these."""
     backup = path.parent / "backup"
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         seal(topic)
         shutil.copytree(path, backup)
     Topic.add_partitions(path, 2)
     with Topic.open(path) as topic:
         seal(topic, partitions=(0, 1))
         archive(topic, to)
-    with Topic.open(backup) as older:
+    with Topic.open(backup, create=True) as older:
         seal(older, 3)
         with pytest.raises(LogError, match="is ahead: it has 2 partitions, and .* has 1"):
             archive(older, to)
@@ -232,12 +222,12 @@ def test_a_log_whose_beginning_is_damaged_is_archived_only_past_damage(open_topi
     spoil(file, 100, HEADER_BYTES + 100)
     with pytest.raises(CorruptLogError):
         archive(topic, to)
-    assert archive(topic, to, on_gap="skip").rows == 5
+    assert archive(topic, to, on_damage="skip").rows == 5
 
 
 def test_a_place_that_ends_where_the_log_begins_lets_nothing_go(path: Path, to: Path) -> None:
     for offload in (tier, archive):
-        with Topic.open(path) as topic:
+        with Topic.open(path, create=True) as topic:
             seal(topic)
             offload(topic, to)
             topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)

@@ -23,9 +23,9 @@ from loglib import (
     Retention,
     Topic,
     testing,
-    tier,
 )
 from loglib.config.times import to_datetime
+from loglib.offload import tier
 
 Open = Callable[..., Topic]
 
@@ -106,7 +106,7 @@ def test_damage_in_a_place_is_reported(open_topic: Open, to: Path) -> None:
         assert [each.path for each in place.verify().damage] == [str(names[1])]
         with pytest.raises(CorruptLogError, match=names[1].name):
             list(place.read())
-        reader = place.read(on_gap="skip")
+        reader = place.read(on_damage="skip")
         assert 0 < len(list(reader)) < len(whole) and reader.gaps
     names[1].unlink()
     with Topic.open(to, mode="r") as place, pytest.raises(CorruptLogError, match=names[1].name):
@@ -118,13 +118,13 @@ def test_wrong_arguments_are_refused(open_topic: Open, path: Path, to: Path) -> 
     seal(topic)
     tier(topic, to)
     with pytest.raises(ValueError, match="tier= is for reading"):
-        Topic.open(path, tier=to)
+        Topic.open(path, create=True, tier=to)
     with pytest.raises(ValueError, match="has uploaded segments, and no live tail"):
         Topic.open(to, mode="r", tier=to)
     with pytest.raises(ValueError, match="donors are for a topic's directory"):
         Topic.open(to, mode="r", donors=[path])
     with pytest.raises(ValueError, match="only read; open it with mode='r'"):
-        Topic.open("s3://key:secret@bucket/topic")
+        Topic.open("s3://key:secret@bucket/topic", create=True)
     with pytest.raises(FileNotFoundError, match="no uploaded segments here"):
         Topic.open(path, mode="r", tier=path)
     with pytest.raises(ConfigConflictError):

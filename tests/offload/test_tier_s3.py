@@ -18,9 +18,9 @@ from s3_server import Fault, Request, S3Server
 from tiered import bytes_of, check, objects_of, records, seal
 
 from conftest import start_python
-from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic, tier, tiered
+from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic
 from loglib.cli.program import run
-from loglib.offload import s3
+from loglib.offload import s3, tier, tiered
 from loglib.offload import tier as uploader
 from loglib.offload.object_files import ObjectFiles
 from loglib.offload.s3 import S3Store
@@ -319,7 +319,7 @@ def test_a_process_that_is_killed_in_mid_upload_is_gone_on_with(
     topic.partition(0).roll()
     program = """
         import sys
-        from loglib import tier
+        from loglib.offload import tier
         from loglib.offload import s3
         s3.PART_BYTES = 5 << 20
         tier(sys.argv[1], sys.argv[2])

@@ -20,21 +20,15 @@ from loglib import (
     LogError,
     NotLeaderError,
     OffsetOutOfRangeError,
-    Tiered,
-    TieredPartition,
-    TieredSegment,
     Topic,
     UnsupportedFormatError,
-    archive,
-    promote,
     repair,
     testing,
-    tier,
-    tiered,
 )
+from loglib.copies import promote
 from loglib.format.checked_json import seal as seal_line
 from loglib.log.copy_role import MANIFESTS
-from loglib.offload import manifest_log
+from loglib.offload import TieredPartition, TieredSegment, TierManifest, archive, manifest_log, tier, tiered
 from loglib.offload import tier as uploader
 from loglib.offload.store import DirectoryStore
 from loglib.offload.tier_manifest import decode, encode
@@ -182,7 +176,7 @@ def test_producers_and_declared_gaps_go_along(path: Path, to: Path, monkeypatch:
         assert not place.verify().damage and place.verify().gaps
 
 
-def tiered_or_none(to: Path) -> Tiered | None:
+def tiered_or_none(to: Path) -> TierManifest | None:
     try:
         return tiered(to)
     except FileNotFoundError:
@@ -517,7 +511,7 @@ def test_a_place_is_promoted_also_if_a_partition_never_had_a_sealed_segment(
         promote(tmp_path / "half")
     assert not (tmp_path / "half" / "0000").exists()
     promote(to)
-    with Topic.open(to) as restored:
+    with Topic.open(to, create=True) as restored:
         assert [each.value for each in restored.partition(1).read()] == [b"0", b"1", b"2", b"3"]
         assert restored.append(b"first", partition=0, sync=True).offset == 0
         assert restored.verify().damage == ()
@@ -530,7 +524,7 @@ def test_a_place_is_only_read_until_it_is_promoted(open_topic: Open, path: Path,
     expected = records(topic)
     tier(topic, to)
     with pytest.raises(NotLeaderError, match="is a tier of"):
-        Topic.open(to)
+        Topic.open(to, create=True)
     promote(to)
     with Topic.open(to) as restored:
         assert records(restored) == expected
@@ -543,7 +537,7 @@ def test_a_place_is_only_read_until_it_is_promoted(open_topic: Open, path: Path,
 # --- the manifest ----------------------------------------------------------------------------------------------------
 
 SEGMENT = TieredSegment(0, 1000, 900, 1, 2, NOW)
-MADE = Tiered(3, bytes(range(16)), "clicks", NOW, (TieredPartition(0, (SEGMENT,)), TieredPartition(1)))
+MADE = TierManifest(3, bytes(range(16)), "clicks", NOW, (TieredPartition(0, (SEGMENT,)), TieredPartition(1)))
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
@@ -593,7 +587,7 @@ def test_importing_loglib_needs_neither_pyarrow_nor_boto3() -> None:
         import loglib
         print("pyarrow" in sys.modules)
         try:
-            loglib.tier("/nowhere/topic", "s3://bucket/x?region=us-east-1")
+            loglib.offload.tier("/nowhere/topic", "s3://bucket/x?region=us-east-1")
         except FileNotFoundError:
             print("no topic")
         from loglib.offload.s3 import _client

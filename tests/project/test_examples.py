@@ -205,7 +205,7 @@ def test_spark_counts_what_plain_python_counts(access_log: Path, tmp_path: Path)
 def topic_path(tmp_path: Path) -> Path:
     """A topic of two partitions with twenty hourly records."""
     path = tmp_path / "hourly"
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         for hour in range(20):
             key, headers = b"key %d" % (hour % 5), {"n": b"%d" % hour}
             topic.append(b"hour %d" % hour, key, timestamp=hour * HOUR_US, headers=headers)
@@ -224,7 +224,7 @@ def test_tail_prints_what_comes_until_interrupted(topic_path: Path) -> None:
     assert process.stdout is not None
     for _ in range(20):
         process.stdout.readline()
-    with Topic.open(topic_path) as topic:
+    with Topic.open(topic_path, create=True) as topic:
         topic.append(b"news", sync=True)
         assert process.stdout.readline().endswith(" - news\n")
     output, errors = interrupted(process)
@@ -237,7 +237,7 @@ def test_tail_into_a_closed_pipe_ends_quietly(topic_path: Path) -> None:
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline()
     process.stdout.close()
-    with Topic.open(topic_path) as topic:
+    with Topic.open(topic_path, create=True) as topic:
         for number in range(1000):
             topic.append(b"%d" % number * 100, sync=True)
             if process.poll() is not None:
@@ -271,7 +271,7 @@ def test_serve_copies_a_topic_over_a_socket_and_goes_on_where_it_was(topic_path:
         port = server.stdout.readline().split()[-1]
         copy_path = tmp_path / "copy"
         run("serve.py", "receive", copy_path, "--port", port)
-        with Topic.open(topic_path) as topic:
+        with Topic.open(topic_path, create=True) as topic:
             topic.append(b"news", sync=True)
         run("serve.py", "receive", copy_path, "--port", port)
         with Topic.open(topic_path, mode="r") as topic, Topic.open(copy_path, mode="r") as copy:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from conftest import MANUAL, QUIET, last_segment, records_of, run_python, start_python, tree, values_of
-from loglib import CorruptLogError, FlushPolicy, InvalidOffsetError, Topic, testing
+from loglib import CorruptLogError, FlushPolicy, Topic, testing
+from loglib.errors import InvalidOffsetError
 from loglib.testing import RecordingFiles
 
 OpenTopic = Callable[..., Topic]
@@ -103,7 +104,7 @@ def test_4_reader_sees_a_record_only_once_it_is_flushed(path: Path) -> None:
 
 @pytest.mark.parametrize("policy", [FlushPolicy(records=5, interval=None), FlushPolicy(bytes=500, interval=None)])
 def test_4_flush_comes_after_so_many_records_or_bytes(path: Path, policy: FlushPolicy) -> None:
-    with Topic.open(path, flush=policy) as topic:
+    with Topic.open(path, create=True, flush=policy) as topic:
         for number in range(1, 26):
             topic.append(b"." * 100)
             assert len(values_of(topic)) == number - number % 5
@@ -113,7 +114,7 @@ def test_4_half_a_batch_is_never_seen_while_it_is_written(path: Path) -> None:
     program = """
         import sys
         from loglib import FlushPolicy, Topic
-        with Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=None, bytes=None)) as topic:
+        with Topic.open(sys.argv[1], create=True, flush=FlushPolicy(records=None, interval=None, bytes=None)) as topic:
             print("open", flush=True)
             for number in range(60):
                 topic.append_many([b"%d" % number * 1000] * 2000)
@@ -135,7 +136,7 @@ def test_4_half_a_batch_is_never_seen_while_it_is_written(path: Path) -> None:
 
 
 def test_5_damage_is_reported_with_file_and_byte_and_nothing_is_changed(path: Path) -> None:
-    with Topic.open(path, **QUIET) as topic:
+    with Topic.open(path, create=True, **QUIET) as topic:
         topic.append_many([b"precious"] * 100)
         topic.flush()
     segment = last_segment(path)
@@ -151,7 +152,7 @@ def test_5_damage_is_reported_with_file_and_byte_and_nothing_is_changed(path: Pa
 
 
 def test_6_every_record_is_checked_on_every_read(path: Path) -> None:
-    with Topic.open(path, **QUIET) as topic:
+    with Topic.open(path, create=True, **QUIET) as topic:
         topic.append_many([b"a" * 100] * 50)
         topic.flush()
         segment = last_segment(path)
@@ -166,7 +167,7 @@ def test_6_every_record_is_checked_on_every_read(path: Path) -> None:
 
 
 def test_7_log_keeps_nothing_about_its_readers(path: Path) -> None:
-    with Topic.open(path, **QUIET) as topic:
+    with Topic.open(path, create=True, **QUIET) as topic:
         topic.append_many([b"x"] * 1000)
         topic.flush()
     before = tree(path)
@@ -191,7 +192,7 @@ def test_8_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 
         quiet = FlushPolicy(records=None, interval=None, bytes=None)
         values = [os.urandom(200) for _ in range(10_000)]
-        with Topic.open(sys.argv[1], flush=quiet, durability="os", segment_bytes=32 << 20) as topic:
+        with Topic.open(sys.argv[1], create=True, flush=quiet, durability="os", segment_bytes=32 << 20) as topic:
             def work(times):
                 for _ in range(times):
                     topic.append_many(values)
@@ -230,7 +231,7 @@ def test_9_no_native_code_of_our_own() -> None:
 
 
 def test_10_producer_that_repeats_itself_is_heard_once(path: Path) -> None:
-    with Topic.open(path, flush=MANUAL) as topic:
+    with Topic.open(path, create=True, flush=MANUAL) as topic:
         first = topic.append_many([b"a", b"b"], partition=0, producer=("etl", 1))
         assert topic.append_many([b"a", b"b"], partition=0, producer=("etl", 1)) == first
     with Topic.open(path) as topic:  # also by another process, later
@@ -240,7 +241,7 @@ def test_10_producer_that_repeats_itself_is_heard_once(path: Path) -> None:
 
 
 def test_10_delivery_is_at_least_once_for_who_keeps_positions_after_the_work(path: Path) -> None:
-    with Topic.open(path, partitions=3, **QUIET) as topic:
+    with Topic.open(path, create=True, partitions=3, **QUIET) as topic:
         topic.append_many([b"%d" % n for n in range(300)], keys=[b"%d" % n for n in range(300)])
     done: list[bytes | None] = []
     positions: dict[int, int | str] = dict.fromkeys(range(3), "begin")

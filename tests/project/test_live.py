@@ -98,5 +98,5 @@ def test_followers_get_what_is_published_and_go_on_after_a_break(server: Server,
 
     with httpx.stream("GET", server.url, timeout=60):  # a follower that waits does not keep the server from stopping
         assert server.stop() in (0, -signal.SIGTERM)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert len(list(topic.read())) == 6

@@ -205,7 +205,7 @@ def test_operations_on_files_replace_no_system_call() -> None:
 def test_reader_of_another_topic_follows_files_in_memory(tmp_path: Path) -> None:
     """No inotify there, though files of these names may exist: it looks every few milliseconds."""
     path = tmp_path / "topic"
-    Topic.open(path, **QUIET).close()  # the real files by the same names, which never change
+    Topic.open(path, create=True, **QUIET).close()  # the real files by the same names, which never change
     files = MemoryFiles()
     with testing.open_topic(
         path, files=files, **QUIET

@@ -16,7 +16,8 @@ RIGHT = """
     from datetime import timedelta
 
     import loglib
-    from loglib import Batch, Commit, Group, GroupInfo, Lag, Record, Retention, Topic, TopicPartition
+    from loglib import Batch, Commit, Group, GroupInfo, Record, Retention, Topic, TopicPartition
+    from loglib.metrics import Lag
 
     def handle(group: Group) -> None:
         for record in group.follow(timeout=1.0):
@@ -26,7 +27,7 @@ RIGHT = """
         committed: dict[int, Commit] = group.committed()
         lag: dict[int, Lag] = group.lag(count_records=True)
 
-    with Topic.open("clicks") as clicks, Topic.open("views") as views:
+    with Topic.open("clicks", create=True) as clicks, Topic.open("views", create=True) as views:
         clicks.alter(retention=Retention(age=timedelta(days=14)), segment_age=None)
         handle(clicks.group("etl"))
         info: GroupInfo = clicks.group_info("etl")

@@ -39,7 +39,7 @@ def all_that_is_open(topic: Topic, reading: Topic) -> list[Any]:
     return [
         topic, topic.partition(0), reader, follower, group, writer, log, cursor, waiter, waiter._open,
         writer.disk, writer.disk.active, writer._turn, writer._held, writer.disk._watermark, log._watermark,
-        log.open_segment(0), topic._handles, topic._flusher, group._delivery, group._membership,
+        log.open_segment(0), topic._handles, topic._background._flusher, group._delivery, group._membership,
         group._membership.file, group._membership.ownership, group._membership.offsets,
     ]  # fmt: skip
 

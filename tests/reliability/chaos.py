@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from described import Value, decode
 from processes import fork, wait
 
-from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic, evict_member
-from loglib.groups import TopicPartition
+from loglib import Group, LogClosedError, Record, StaleGenerationError, Topic
+from loglib.groups import TopicPartition, evict_member
 from loglib.groups.commit_log import parse
 from loglib.groups.lock_file import read_if_held
 from loglib.groups.offsets import Offsets, offsets_identity
@@ -149,7 +149,7 @@ def produce(path: Path, seed: int) -> None:
     rng = random.Random(seed)
     over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: over.append(number))
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         numbers = [0] * len(topic.partitions)
         while not over:
             for partition in rng.sample(range(len(numbers)), min(PARTITIONS_AT_ONCE, len(numbers))):
@@ -179,7 +179,7 @@ class Chaos:
         self.evicted: dict[int, int] = {}  # by process: when, by the clock of commits
         self.members: list[int] = []
         self.done: dict[str, int] = defaultdict(int)
-        Topic.open(self.path, partitions=partitions, durability="os").close()
+        Topic.open(self.path, create=True, partitions=partitions, durability="os").close()
         self.producer = fork(partial(produce, self.path, seed))
 
     def join(self) -> None:

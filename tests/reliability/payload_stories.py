@@ -15,8 +15,9 @@ import pytest
 from forgery import Known, columns_with, compressed_forgery, passing
 
 from conftest import NOW, QUIET, Clock, sound
-from loglib import CorruptLogError, InvalidOffsetError, Record, Topic, testing
+from loglib import CorruptLogError, Record, Topic, testing
 from loglib.config.times import to_datetime
+from loglib.errors import InvalidOffsetError
 from loglib.format.columns import Columns
 from loglib.format.header import Header
 from loglib.log.lag import measure_lag
@@ -224,7 +225,7 @@ class Reads:
         self.same("read", topic.read, records)
         self.same("batches", lambda: [(each.offsets, each.next_offset) for each in topic.batches()],
                   [(range(each.base, each.base + len(each.records)), each.end) for each in batches])  # fmt: skip
-        reader = topic.read(on_gap="skip")
+        reader = topic.read(on_damage="skip")
         self.same("skip", lambda: reader, records)
         assert reader.gaps == [], "falsely damaged"
         self.same("follow", lambda: topic.follow("begin", timeout=0), records)

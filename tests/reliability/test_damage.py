@@ -25,8 +25,9 @@ import pytest
 from builders import BODY_AT, describe
 
 from conftest import NOW, QUIET, Clock
-from loglib import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError, Record, Topic, testing
+from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, Record, Topic, testing
 from loglib.config.policies import TopicConfig
+from loglib.errors import InvalidOffsetError
 from loglib.format.record import Damage
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, newest
 from loglib.log import topic_file as description
@@ -192,7 +193,7 @@ def check_as_a_program_would(where: Lab, lost: range, path: str, near: range, wh
     with pytest.raises(CorruptLogError) as caught:
         list(where.topic.read())
     assert caught.value.path == path and caught.value.file_position in near, what
-    reader = where.topic.read(on_gap="skip")
+    reader = where.topic.read(on_damage="skip")
     same(list(reader), where.records_outside(lost), what)
     assert [gap.offsets for gap in reader.gaps if gap.offsets] == ([lost] if lost else []), what
     report = where.topic.verify()
@@ -365,7 +366,7 @@ def test_no_truncation_of_a_segment_is_taken_for_its_end() -> None:
         done += 1
         if done % SAMPLE == 0:
             lost = range(where.batches[index].start, where.end)
-            same(list(where.topic.read(on_gap="skip")), where.records_outside(lost), what)
+            same(list(where.topic.read(on_damage="skip")), where.records_outside(lost), what)
             before = where.files.tree()
             with pytest.raises(CorruptLogError):
                 testing.open_topic(TOPIC, files=where.files, clock=where.clock)

@@ -21,7 +21,8 @@ from counts import count, scale
 from processes import together, wait
 
 from conftest import records_of
-from loglib import FlushPolicy, ForkedHandleError, Retention, Topic, testing
+from loglib import FlushPolicy, Retention, Topic, testing
+from loglib.errors import ForkedHandleError
 from loglib.testing import UnsyncedFiles
 
 pytestmark = pytest.mark.reliability

@@ -85,7 +85,7 @@ def test_disk_that_is_full_now_and_then_loses_only_what_it_refuses(tmp_path: Pat
     accounts = [Account(known_by=by_value)]
     with small(tmp_path, kind) as point:
         path = point / "topic"
-        topic = Topic.open(path, segment_bytes=64 << 10, **QUIET)
+        topic = Topic.open(path, create=True, segment_bytes=64 << 10, **QUIET)
         for number in range(scale(ROUNDS)):
             fillers = [fill(point)] if chance.random() < 0.7 else use_up_files(point) if kind == "tmpfs" else []
             for _ in range(chance.randint(1, 6)):
@@ -135,7 +135,7 @@ def test_every_record_is_readable_or_named_whatever_call_meets_the_full_disk(tmp
     accounts = [Account(known_by=by_value) for _ in range(4)]
     with memory(tmp_path / "disk", "size=4m") as point:
         path = point / "topic"
-        topic = Topic.open(path, partitions=4, segment_bytes=64 << 10, batch_bytes=8 << 10, **QUIET)
+        topic = Topic.open(path, create=True, partitions=4, segment_bytes=64 << 10, batch_bytes=8 << 10, **QUIET)
         for number in range(scale(ROUNDS)):
             filler = fill(point) if chance.random() < 0.5 else None
             for step in range(chance.randint(1, 12)):
@@ -240,7 +240,7 @@ def reopened_after_failure(
     """Which of the records in doubt recovery has found."""
     with suppress(WriterFailedError):
         topic.close()
-    with Topic.open(path) as again:
+    with Topic.open(path, create=True) as again:
         found = values_of(again)
     assert found == (expected + doubtful)[: max(len(expected), len(found))]
     return found[len(expected) :]
@@ -249,13 +249,13 @@ def reopened_after_failure(
 def test_no_file_left_for_a_topic_or_for_what_recovery_keeps_aside(tmp_path: Path) -> None:
     with memory(tmp_path / "disk", "size=4m,nr_inodes=24") as point:
         path = point / "topic"
-        with Topic.open(path, **QUIET) as topic:
+        with Topic.open(path, create=True, **QUIET) as topic:
             topic.append(b"kept", sync=True)
         with last_segment(path).open("ab") as file:
             file.write(b"torn" * 100)
         fillers = use_up_files(point)
         with pytest.raises(OSError, match="No space left"):
-            Topic.open(point / "another")
+            Topic.open(point / "another", create=True)
         assert sorted(os.listdir(point)) == sorted(["topic", *(filler.name for filler in fillers)])
         assert [record.value for record in records_of(path)] == [b"kept"]
         with Topic.open(path) as topic:
@@ -275,7 +275,9 @@ def test_disk_of_eight_mebibytes_never_fills_under_a_limit(tmp_path: Path, polic
     least_free, appended = 1.0, 0
     with disk(tmp_path, "ext4", size_bytes=8 << 20) as made:
         for _ in range(3):
-            with Topic.open(made.point / "topic", retention=policy, flush=FlushPolicy(interval=None)) as topic:
+            with Topic.open(
+                made.point / "topic", create=True, retention=policy, flush=FlushPolicy(interval=None)
+            ) as topic:
                 for _ in range(scale(40)):
                     topic.append_many([chance.randbytes(chance.choice((100, 10_000, 100_000))) for _ in range(10)])
                     appended += 10
@@ -290,7 +292,7 @@ def test_disk_of_eight_mebibytes_never_fills_under_a_limit(tmp_path: Path, polic
 
 def test_full_disk_is_read_without_needing_room(loop_disk: Disk) -> None:
     path = loop_disk.point / "topic"
-    with Topic.open(path, **QUIET) as topic:
+    with Topic.open(path, create=True, **QUIET) as topic:
         topic.append_many([b"%d" % number for number in range(100)])
     with last_segment(path).open("ab") as file:
         file.write(b"torn" * 2000)
@@ -312,7 +314,7 @@ def test_limit_on_file_size_refuses_again_and_again(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
         chance = random.Random(0)
         expected: list[bytes | None] = []
-        with Topic.open(path, **QUIET) as topic:
+        with Topic.open(path, create=True, **QUIET) as topic:
             for number in range(300):
                 value = b"%d " % number + bytes(chance.randint(1, 2000))
                 try:
@@ -330,7 +332,7 @@ def test_limit_on_file_size_refuses_again_and_again(tmp_path: Path) -> None:
 
 
 def test_transfer_to_a_full_device_leaves_the_log_as_it_was(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", **QUIET) as topic, open("/dev/full", "wb", buffering=0) as full:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic, open("/dev/full", "wb", buffering=0) as full:
         topic.append_many([b"x" * 1000] * 100)
         topic.flush()
         before = tree(tmp_path / "topic")
@@ -348,12 +350,12 @@ def test_transfer_to_a_full_device_leaves_the_log_as_it_was(tmp_path: Path) -> N
 def test_every_shortage_of_descriptors_is_said_and_leaves_none_open(tmp_path: Path) -> None:
     """Each round has one descriptor more, until there are enough for everything."""
     path = tmp_path / "topic"
-    with Topic.open(path, segment_bytes=4096, partitions=3, **QUIET) as topic:
+    with Topic.open(path, create=True, segment_bytes=4096, partitions=3, **QUIET) as topic:
         for partition in range(3):
             topic.append_many([b"x" * 1500] * 6, partition=partition)
 
     def work(written: list[int]) -> None:
-        with Topic.open(path) as topic:
+        with Topic.open(path, create=True) as topic:
             for partition in range(3):
                 topic.append(b"y" * 3000, partition=partition, sync=True)
                 written.append(1)
@@ -390,7 +392,7 @@ def test_every_shortage_of_descriptors_is_said_and_leaves_none_open(tmp_path: Pa
 def test_read_only_mount_is_read_and_not_written(tmp_path: Path) -> None:
     with memory(tmp_path / "disk", "size=4m") as point:
         path, read_only = point / "topic", tmp_path / "read-only"
-        with Topic.open(path, **QUIET) as topic:
+        with Topic.open(path, create=True, **QUIET) as topic:
             topic.append(b"kept", sync=True)
         read_only.mkdir()
         mount("--bind", point, read_only)
@@ -400,7 +402,7 @@ def test_read_only_mount_is_read_and_not_written(tmp_path: Path) -> None:
             before = open_files()
             for name in ("topic", "new"):
                 with pytest.raises(OSError, match="Read-only file system"):
-                    Topic.open(read_only / name)
+                    Topic.open(read_only / name, create=True)
             assert open_files() == before
             with Topic.open(path) as topic, Topic.open(read_only / "topic", mode="r") as reader:
                 following = iter(reader.follow("begin", timeout=30))
@@ -414,7 +416,7 @@ def test_read_only_mount_is_read_and_not_written(tmp_path: Path) -> None:
 
 def test_file_system_that_turns_read_only_stops_the_writer_and_no_reader(loop_disk: Disk) -> None:
     path = loop_disk.point / "topic"
-    topic = Topic.open(path, **QUIET)
+    topic = Topic.open(path, create=True, **QUIET)
     topic.append(b"kept", sync=True)
     topic.append(b"in doubt")
     mount("-o", "remount,abort", loop_disk.device, loop_disk.point)  # ext4 does this by itself when its journal fails
@@ -436,7 +438,7 @@ def test_files_of_another_user_are_read_if_they_may_be_and_never_written() -> No
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         for name, permissions in (("private", 0o600), ("public", 0o644)):
-            with Topic.open(Path(directory, name), permissions=permissions, **QUIET) as topic:
+            with Topic.open(Path(directory, name), create=True, permissions=permissions, **QUIET) as topic:
                 topic.append(name.encode(), sync=True)
 
         def be_somebody_else() -> None:
@@ -445,7 +447,7 @@ def test_files_of_another_user_are_read_if_they_may_be_and_never_written() -> No
             before = open_files()
             for name in ("private", "public", "new"):
                 with pytest.raises(PermissionError):
-                    Topic.open(Path(directory, name))
+                    Topic.open(Path(directory, name), create=True)
             with pytest.raises(PermissionError):
                 Topic.open(Path(directory, "private"), mode="r")
             assert open_files() == before
@@ -458,7 +460,7 @@ def test_files_of_another_user_are_read_if_they_may_be_and_never_written() -> No
 @pytest.mark.parametrize("name", ["topic.json", "0000/watermark", "0000/lock", "0000/00000000000000000000.log"])
 def test_immutable_file_is_read_and_not_written(loop_disk: Disk, name: str) -> None:
     path = loop_disk.point / "topic"
-    with Topic.open(path, **QUIET) as topic:
+    with Topic.open(path, create=True, **QUIET) as topic:
         topic.append(b"kept", sync=True)
     run("chattr", "+i", path / name)
     assert [record.value for record in records_of(path)] == [b"kept"]
@@ -486,7 +488,7 @@ def test_path_that_leads_nowhere_is_refused(tmp_path: Path, mode: Any) -> None:
     before = tree(tmp_path)
     for path in (tmp_path / "file" / "topic", tmp_path / "circle" / "topic", tmp_path / "file", tmp_path / "circle"):
         with pytest.raises((OSError, LogError)) as caught:
-            Topic.open(path, mode=mode)
+            Topic.open(path, create=True, mode=mode)
         assert str(path) in str(caught.value) or str(path.parent) in str(caught.value)
         assert not isinstance(caught.value, CorruptLogError | PermissionError), caught.value
     (tmp_path / "circle").unlink()

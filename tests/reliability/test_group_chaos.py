@@ -168,7 +168,7 @@ def in_spawned_processes(path: Path, evidence_path: Path) -> None:
 
 def under_a_parent_that_is_a_member_too(path: Path, evidence_path: Path) -> None:
     evidence = Evidence(evidence_path)
-    with Topic.open(path) as topic, topic.group("kinds") as group:
+    with Topic.open(path, create=True) as topic, topic.group("kinds") as group:
         children: list[Any] = []
         for record in group.follow(timeout=1.5):
             evidence.add("handled", record.partition, 0, record.offset)
@@ -183,7 +183,7 @@ KINDS = [in_threads, in_forked_processes, in_spawned_processes, under_a_parent_t
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_members_share_the_work_and_handle_each_record_once(kind: Callable[[Path, Path], None], tmp_path: Path) -> None:
     path = tmp_path / "topic"
-    with Topic.open(path, partitions=8) as topic:
+    with Topic.open(path, create=True, partitions=8) as topic:
         topic.append_many([b"%d" % number for number in range(RECORDS)], keys=[b"%d" % n for n in range(RECORDS)])
     kind(path, tmp_path / "evidence")
     with Topic.open(path, mode="r") as topic:

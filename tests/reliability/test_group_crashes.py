@@ -21,8 +21,8 @@ import pytest
 from account import Account
 from crash_worlds import LEFT_OUT, NOW, PATH, DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload, made
 
-from loglib import Group, LogError, reset_group, testing
-from loglib.groups import membership, offsets
+from loglib import Group, LogError, testing
+from loglib.groups import membership, offsets, reset_group
 from loglib.groups.commit_log import CommitLog
 from loglib.groups.offsets import Offsets
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles

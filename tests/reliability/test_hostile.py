@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spark_logs import all_rows, scan_rows
 
-from conftest import QUIET, Clock, run_python, sound, tree
+from conftest import QUIET, Clock, alter, run_python, sound, tree
 from loglib import LogError, Topic, testing
 from loglib.config.arguments import check_names
 from loglib.config.policies import TopicConfig
@@ -151,10 +151,10 @@ def any_gap(random: Draw) -> Any:
 NOWHERE = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 USES: list[Callable[[Topic, Draw], object]] = [
     lambda topic, random: list(topic.read()),
-    lambda topic, random: list(topic.read(on_gap="skip")),
-    lambda topic, random: [batch.to_arrow().validate(full=True) for batch in topic.batches(on_gap="skip")],
-    lambda topic, random: list(topic.read(wild(random, 64, near=300), on_gap=any_gap(random))),
-    lambda topic, random: list(topic.read(to_datetime(NOW + int(random() * 50)), on_gap=any_gap(random))),
+    lambda topic, random: list(topic.read(on_damage="skip")),
+    lambda topic, random: [batch.to_arrow().validate(full=True) for batch in topic.batches(on_damage="skip")],
+    lambda topic, random: list(topic.read(wild(random, 64, near=300), on_damage=any_gap(random))),
+    lambda topic, random: list(topic.read(to_datetime(NOW + int(random() * 50)), on_damage=any_gap(random))),
     lambda topic, random: topic.follow("begin", timeout=0).poll(max_records=50),
     lambda topic, random: topic.verify(),
     lambda topic, random: sound(topic.partition(0)),
@@ -205,7 +205,7 @@ def write_once(files: CrashFS) -> int:
     with topic, suppress(LogError):
         topic.append_many([b"more"], partition=0, producer=("etl", 1))
         topic.flush()
-        list(topic.read(on_gap="skip"))
+        list(topic.read(on_damage="skip"))
     return 0
 
 
@@ -322,10 +322,10 @@ def test_no_name_leads_out_of_its_directory(name: str) -> None:
         except ValueError:
             if "/" not in name:  # otherwise it is a path, which the caller may choose
                 with pytest.raises(ValueError, match=r"."):
-                    Topic.open(f"{inside}/{name}" if name not in ("", ".", "..") else f"{inside}/\0")
+                    Topic.open(f"{inside}/{name}" if name not in ("", ".", "..") else f"{inside}/\0", create=True)
                 assert list(inside.iterdir()) == []
         else:
-            Topic.open(inside / name, **QUIET).close()
+            Topic.open(inside / name, create=True, **QUIET).close()
             assert [each.name for each in inside.iterdir()] == [name]
             assert (inside / name / "topic.json").is_file()
         assert [each.name for each in Path(directory).iterdir()] == ["inside"]
@@ -386,7 +386,7 @@ def test_what_is_no_file_is_refused_or_left_alone_and_never_followed(place: str,
     if kind == "device":
         counts.need(os.geteuid() == 0, "root, to make a device file")
     path, outside = tmp_path / "topic", tmp_path / "outside"
-    with Topic.open(path, **QUIET) as topic:
+    with Topic.open(path, create=True, **QUIET) as topic:
         topic.append(b"ours", sync=True)
     at = place_of(path, place)
     if at.exists():  # so that the link leads to a valid file, if it is followed
@@ -396,14 +396,14 @@ def test_what_is_no_file_is_refused_or_left_alone_and_never_followed(place: str,
     plant(kind, at, outside)
     before = tree(outside) if outside.is_dir() else outside.read_bytes()
     with a_second(), suppress(LogError), Topic.open(path, mode="r") as topic:
-        values = [record.value for record in topic.read(on_gap="skip")]
+        values = [record.value for record in topic.read(on_damage="skip")]
         assert values in ([], [b"ours"]) and (values == [] or place not in ("segment", "partition"))
         assert topic.verify().damage or place in ("lock", "segment.tmp", "topic.json.tmp")
     with a_second(), suppress(LogError), Topic.open(path) as topic:
         topic.append(b"more", sync=True)
         assert place in ("segment.tmp", "topic.json.tmp"), "a writer has taken it for ours"
     with a_second(), suppress(LogError, OSError):
-        Topic.reconfigure(path, segment_bytes=1 << 20)
+        alter(path, segment_bytes=1 << 20)
     assert (tree(outside) if outside.is_dir() else outside.read_bytes()) == before
     counts.count("G9", planted_files=1)
 
@@ -416,7 +416,7 @@ def test_files_have_the_mode_that_was_asked_for_whatever_the_umask(
     """F30."""
     before = os.umask(umask)
     try:
-        with Topic.open(tmp_path / "topic", permissions=permissions, **QUIET) as topic:
+        with Topic.open(tmp_path / "topic", create=True, permissions=permissions, **QUIET) as topic:
             topic.append(b"x", sync=True)
             topic.partition(0).roll()
     finally:

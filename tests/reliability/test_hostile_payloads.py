@@ -133,7 +133,7 @@ def read_damaged(story: Story, random: Random) -> int:
     reads = Reads(story)
     sound = [each for each in story.batches if each not in bad]
     with opened(tree, story.clock, mode="r") as topic:
-        reader = topic.read(on_gap="skip")
+        reader = topic.read(on_damage="skip")
         reads.same("past damage", lambda: reader, records_of(sound))
         gaps = joined(gap.offsets for gap in reader.gaps)
         assert gaps == joined(each.range for each in bad), f"gaps {gaps}, damaged {[each.range for each in bad]}"
@@ -176,13 +176,13 @@ def time_beside_damage(topic: Topic, story: Story, bad: list[Stored], time: int)
         assert found == first, f"time {time}: {found}, not {first}"
     left = [each for stored in story.batches if stored not in bad for each in stored.records]
     whole = next((each.offset for each in left if each.timestamp >= time), story.end)
-    found = topic.read(to_datetime(time), on_gap="skip").tell()[0]
+    found = topic.read(to_datetime(time), on_damage="skip").tell()[0]
     assert found == whole or found in [each.base for each in bad if each.base < whole], f"time {time}, past damage"
 
 
 def first_of(topic: Topic, offset: int) -> list[Record]:
     """The record at the offset, whatever is damaged before it."""
-    return [next(iter(topic.read(offset, on_gap="skip")))]
+    return [next(iter(topic.read(offset, on_damage="skip")))]
 
 
 def joined(ranges: Iterable[range]) -> list[range]:
@@ -287,7 +287,7 @@ class Recovery:
             whole = {0, *(len(records_of(kept[: number + 1])) for number in range(len(kept)))}
             same(found, records[: len(found)], "before recovery")
             assert len(found) in whole, "half a batch"
-            reader = topic.read(on_gap="skip")
+            reader = topic.read(on_damage="skip")
             same(list(reader), found, "before recovery, past damage")
         self.reads += 2
 
@@ -361,7 +361,7 @@ def costs_of(value: bytes) -> dict[str, tuple[int, int]]:
         "opening without a watermark": cost(bare, to_write),
         "opening a torn tail without a watermark": cost(bare_and_torn, to_write),
         "refusing one that is cut": cost(torn, to_write),
-        "past damage": cost(damaged, lambda topic: list(topic.read(on_gap="skip")), mode="r"),
+        "past damage": cost(damaged, lambda topic: list(topic.read(on_damage="skip")), mode="r"),
     }
 
 

@@ -23,7 +23,7 @@ from interrupted_calls import ACTIONS, POLICIES, interrupt_everywhere
 from interrupts import Interrupter, every_line
 from processes import shared, together
 
-from conftest import QUIET, open_files, records_of, sound, values_of
+from conftest import QUIET, alter, open_files, records_of, sound, values_of
 from loglib import Batch, Record, Retention, Topic, testing
 from loglib.testing import UnsyncedFiles
 
@@ -214,7 +214,7 @@ def test_interrupt_at_any_line_of_a_call_leaves_everything_in_order(call: Callab
     template = path.parent / "template"
     make(template)
     if call is retain:
-        Topic.reconfigure(template, retention=Retention(age=None, bytes=6000))
+        alter(template, retention=Retention(age=None, bytes=6000))
 
     def once(interrupter: Interrupter) -> bool:
         before = open_files()

@@ -173,7 +173,7 @@ class Lives:
         self.killed_while_opening = 0
         self.recoveries = 0
         policies = QUIET | {"retention": Retention(age=None, bytes=KEPT_BYTES), "batch_bytes": 3500} | policies
-        Topic.open(path, partitions=partitions, segment_bytes=SEGMENT_BYTES, **policies).close()
+        Topic.open(path, create=True, partitions=partitions, segment_bytes=SEGMENT_BYTES, **policies).close()
 
     def go_on(self) -> None:
         """Run one more life, and check what it leaves."""
@@ -289,7 +289,7 @@ def test_kills_find_out_a_writer_that_promises_too_much(
 
 def hold_through_a_fork_that_python_does_not_see(path: Path, said: int) -> None:
     """Fork a child without Python's `fork`: it keeps all files, and so the lock."""
-    topic = Topic.open(path)
+    topic = Topic.open(path, create=True)
     topic.append(b"before", sync=True)
     fork = ctypes.CDLL(None).fork
     child = fork()
@@ -308,7 +308,7 @@ def test_lock_that_a_child_of_a_killed_writer_keeps_is_said_to_be_so_and_never_s
         os.close(said)
         try:
             with pytest.raises(LockedError, match=f"a process forked by pid {writer} .* which is gone itself"):
-                Topic.open(path)
+                Topic.open(path, create=True)
             assert len(records_of(path)) == number + 1, "reading needs no lock"
         finally:
             ended = os.pidfd_open(child)  # this process is not its parent, and so cannot use waitpid

@@ -106,7 +106,7 @@ def test_real_processes_with_wrong_clocks_drop_nothing(tmp_path: Path) -> None:
     """Their segments are seconds old, and the limit is an hour: no wall clock may make retention drop one."""
     path = tmp_path / "topic"
     policy = Retention(age=timedelta(hours=1))
-    Topic.open(path, retention=policy, flush=FlushPolicy(interval=None), segment_age=None).close()
+    Topic.open(path, create=True, retention=policy, flush=FlushPolicy(interval=None), segment_age=None).close()
     processes = scale(12)
     kills = rolled = 0
     chance = random.Random(14)

@@ -196,7 +196,7 @@ def read_while_writing(path: Path, *, processes: int, seconds: float) -> None:
     """Start all readers before the first one begins to read; the writer writes for this many seconds."""
     told = shared(Shared)
     Topic.open(
-        path, partitions=PARTITIONS, segment_bytes=SEGMENT_BYTES, segment_age=None, flush=MANUAL,
+        path, create=True, partitions=PARTITIONS, segment_bytes=SEGMENT_BYTES, segment_age=None, flush=MANUAL,
         retention=Retention(age=None, bytes=KEPT_BYTES),
     ).close()  # fmt: skip
     writer = fork(partial(write, path, told))
@@ -259,7 +259,7 @@ def read_large(path: Path, told: Shared, process: int) -> None:
 def test_reader_never_sees_a_part_of_a_batch_of_8_mib(path: Path) -> None:
     told = shared(Shared)
     Topic.open(
-        path, segment_bytes=3 * LARGE_BYTES, segment_age=None, flush=MANUAL, batch_bytes=LARGE_BYTES,
+        path, create=True, segment_bytes=3 * LARGE_BYTES, segment_age=None, flush=MANUAL, batch_bytes=LARGE_BYTES,
         retention=Retention(age=None, bytes=12 * LARGE_BYTES),
     ).close()  # fmt: skip
     children = [fork(partial(write_large, path, told)), *(fork(partial(read_large, path, told, n)) for n in range(6))]

@@ -22,7 +22,8 @@ from processes import fork
 from streamed import served
 
 from conftest import QUIET, sound, values_of
-from loglib import LogError, Mirror, Topic, serve_mirror, testing
+from loglib import LogError, Topic, testing
+from loglib.copies import Mirror, serve_mirror
 
 pytestmark = pytest.mark.reliability
 
@@ -34,7 +35,7 @@ LONGEST_LIFE_S = 0.06  # opening takes a few milliseconds
 def write(path: Path, seed: int) -> None:
     """Append for ever, in batches of all sizes, and roll."""
     chance = random.Random(seed)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         while True:
             sizes = [chance.choice([5, 300]) for _ in range(chance.choice([1, 1, 1, 200]))]
             topic.append_many([chance.randbytes(size) for size in sizes], partition=chance.randrange(2))
@@ -92,7 +93,7 @@ def check(path: Path, to: Path) -> int:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_kills_of_writer_server_and_receiver(tmp_path: Path, shard: int) -> None:
     path, to = tmp_path / "topic", tmp_path / "mirror" / "topic"
-    Topic.open(path, partitions=2, **QUIET).close()
+    Topic.open(path, create=True, partitions=2, **QUIET).close()
     chance = random.Random(shard)
     shown = 0
     for number in range(scale(LIVES)):

@@ -149,7 +149,7 @@ def records_of_topics(path: Path) -> list[bytes | None]:
     """Recover each topic in the directory; returns their records up to the first topic that is missing or empty."""
     found: list[bytes | None] = []
     while (topic_path := path / f"{len(found):06d}").exists():
-        with Topic.open(topic_path) as topic:
+        with Topic.open(topic_path, create=True) as topic:
             values = values_of(topic)
         if not values:
             break
@@ -303,7 +303,7 @@ class PowerCuts:
         if self.work.config.get("durability") != "os":  # with "os", readers see records that a power cut may take
             with Topic.open(self.path, mode="r") as topic:
                 seen = [values_of(partition) for partition in topic.partitions]
-        with Topic.open(self.path) as topic:
+        with Topic.open(self.path, create=True) as topic:
             found = [values_of(partition) for partition in topic.partitions]
             for partition in topic.partitions:
                 sound(partition)
@@ -354,7 +354,7 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(tmp_path: Path, kind: str, 
 def test_reader_on_a_disk_that_is_gone_says_so(tmp_path: Path, kind: str) -> None:
     with disk(tmp_path, kind) as tested:
         need_power_cuts(tested)
-        with Topic.open(tested.point / "topic", segment_bytes=4096, **QUIET) as topic:
+        with Topic.open(tested.point / "topic", create=True, segment_bytes=4096, **QUIET) as topic:
             for _ in range(10):
                 topic.append(bytes(3000), sync=True)
         with Topic.open(tested.point / "topic", mode="r") as topic:

@@ -24,7 +24,8 @@ from mirrored import segments
 from processes import fork, shared, wait
 
 from conftest import QUIET, sound, values_of
-from loglib import LogError, Topic, mirror, promote
+from loglib import LogError, Topic
+from loglib.copies import mirror, promote
 from loglib.log import copy_role
 from loglib.segment import HEADER_BYTES
 from loglib.system.files import REAL
@@ -44,7 +45,7 @@ class Told(ctypes.Structure):
 def write(path: Path, told: Told, seed: int) -> None:
     """Append numbers for ever, each to the partition of its parity; now and then begin a segment."""
     chance = random.Random(seed)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         while True:
             first, many = told.begun, chance.choice([1, 1, 20])
             told.begun = first + many
@@ -77,7 +78,7 @@ class World:
         self.told = shared(Told)
         self.sure: set[int] = set()  # acknowledged, and not lost by force
         self.kills = self.forced = self.set_aside = 0
-        Topic.open(places[0], partitions=2, **QUIET).close()
+        Topic.open(places[0], create=True, partitions=2, **QUIET).close()
 
     def kill_soon(self, pid: int, longest_s: float) -> int:
         time.sleep(self.chance.uniform(0, longest_s))
@@ -127,7 +128,7 @@ class World:
     def found_in(self, path: Path) -> set[int]:
         """The numbers in the topic: each once, in order, and none that was not begun."""
         numbers: list[int] = []
-        with Topic.open(path) as topic:
+        with Topic.open(path, create=True) as topic:
             for partition in topic.partitions:
                 sound(partition)
                 here = [int(value or b"") for value in values_of(partition)]
@@ -144,7 +145,7 @@ def test_kills_of_source_mirror_and_promoter(tmp_path: Path, seed: int) -> None:
         world.round()
     assert world.sure
     with suppress(LogError):  # the old one is a mirror
-        Topic.open(world.places[1]).close()
+        Topic.open(world.places[1], create=True).close()
         raise AssertionError("a mirror was opened for writing")
     count(
         "G20", promotions=scale(ROUNDS), promotion_kills=world.kills, forced_promotions=world.forced,

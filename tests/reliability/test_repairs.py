@@ -27,7 +27,7 @@ def test_a_repair_that_is_cut_is_repeated(shard: int) -> None:
         random = Random(seed)
         whole = whole_log(random)
         tree, kinds = damage(whole.tree, random)
-        before = rows_of(files_with(tree), on_gap="skip")
+        before = rows_of(files_with(tree), on_damage="skip")
         files = files_with(tree)
         report = repaired(files)
         if report is None:

@@ -57,19 +57,19 @@ class Told(ctypes.Structure):
     _fields_ = (("found", ctypes.c_uint64), ("begun", ctypes.c_uint64), ("acknowledged", ctypes.c_uint64))
 
 
-def open_anew(places: list[Path], lose: list[Path]) -> Topic:
+def open_anew(places: list[Path], forget_replicas: list[Path]) -> Topic:
     """Open the topic and make what is lost anew, if a life before, which died then, has not done that already."""
     try:
-        return open_all(places, lose=lose)
+        return open_all(places, forget_replicas=forget_replicas)
     except LogError as error:
-        if not lose or "made again already" not in str(error):
+        if not forget_replicas or "made again already" not in str(error):
             raise
         return open_all(places)
 
 
-def live(places: list[Path], lose: list[Path], told: Told) -> None:
+def live(places: list[Path], forget_replicas: list[Path], told: Told) -> None:
     """Open the topic, look, and append numbers until the end."""
-    with open_anew(places, lose) as topic:
+    with open_anew(places, forget_replicas) as topic:
         values = values_of(topic)
         assert values == [b"%d" % number for number in range(len(values))]
         told.found = told.acknowledged = told.begun = number = len(values)
@@ -87,15 +87,15 @@ def test_nothing_acknowledged_is_lost_by_kills_and_lost_directories(tmp_path: Pa
     acknowledged = begun = 0
     missing: Path | None = None  # a directory that is lost, and not made anew yet
     for life in range(scale(LIVES)):
-        order, lose, told = chance.sample(places, 3), list[Path](), shared(Told)
+        order, forget_replicas, told = chance.sample(places, 3), list[Path](), shared(Told)
         if missing is not None:
             order.sort(key=lambda each: each == missing)
-            lose = [missing]
+            forget_replicas = [missing]
         elif chance.random() < 0.3:
             missing = order[2]
             shutil.rmtree(missing)
-            lose = [missing] if chance.random() < 0.5 else []
-        with killed(partial(live, order, lose, told)):
+            forget_replicas = [missing] if chance.random() < 0.5 else []
+        with killed(partial(live, order, forget_replicas, told)):
             opens = chance.random() < 0.7  # else it may be killed while it opens
             until_s = time.monotonic() + 100
             while opens and not told.begun and time.monotonic() < until_s:
@@ -106,7 +106,7 @@ def test_nothing_acknowledged_is_lost_by_kills_and_lost_directories(tmp_path: Pa
             what = f"seed {seed}, life {life}: {told.found}, of {acknowledged} to {begun}"
             assert acknowledged <= told.found <= begun, what
             acknowledged, begun = told.acknowledged, told.begun
-            missing = None if lose else missing  # the next life makes it anew
+            missing = None if forget_replicas else missing  # the next life makes it anew
         count("G24", kills=1, lost=0)
     if missing is not None:
         places.sort(key=lambda each: each == missing)

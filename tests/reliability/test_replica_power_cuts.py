@@ -69,8 +69,8 @@ class CutsOfOne(PowerCuts):
         self.path = places[0]
         return places
 
-    def options(self, places: Sequence[Path], lose: Sequence[Path] = ()) -> dict[str, Any]:
-        return {"replicas": places[1:], "acks": "all", "replica_timeout": 60.0, "lose": lose}
+    def options(self, places: Sequence[Path], forget_replicas: Sequence[Path] = ()) -> dict[str, Any]:
+        return {"replicas": places[1:], "acks": "all", "replica_timeout": 60.0, "forget_replicas": forget_replicas}
 
     def one_life(self) -> None:
         places = self.arrange()
@@ -78,9 +78,9 @@ class CutsOfOne(PowerCuts):
         self.disk = Switch(self.chance.choice([self.disks, self.disks[:1], self.disks[1:]]))  # type: ignore[assignment]
         super().one_life()
         if len(self.disk.disks) == 1 and self.chance.random() < 0.2:  # type: ignore[attr-defined]
-            self.lose(self.disk.point / self.path.name)
+            self.forget_replicas(self.disk.point / self.path.name)
 
-    def lose(self, lost: Path) -> None:
+    def forget_replicas(self, lost: Path) -> None:
         """The disk that was cut does not come back, and an empty one takes its place.
 
         Only if both logs begin at the same offsets: what retention has dropped in the lost one alone would come back.
@@ -88,7 +88,7 @@ class CutsOfOne(PowerCuts):
         other = next(each.point / lost.name for each in self.disks if each.point != lost.parent)
         if all((each / "copy.json").exists() for each in (lost, other)) and starts(lost) == starts(other):
             shutil.rmtree(lost)
-            Topic.open(other, **self.options([other, lost], lose=[lost])).close()
+            Topic.open(other, create=True, **self.options([other, lost], forget_replicas=[lost])).close()
             self.lost += 1
 
     def topic_written(self) -> tuple[list[list[bytes | None]], list[list[bytes | None]]]:
@@ -101,7 +101,7 @@ class CutsOfOne(PowerCuts):
             if (place / "topic.json").exists():
                 with Topic.open(place, mode="r") as topic:
                     shown.append([values_of(partition) for partition in topic.partitions])
-        with Topic.open(places[0], **self.options(places)) as topic:
+        with Topic.open(places[0], create=True, **self.options(places)) as topic:
             found = [values_of(partition) for partition in topic.partitions]
             for partition in topic.partitions:
                 sound(partition)

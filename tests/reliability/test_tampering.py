@@ -1,7 +1,7 @@
 """G3: whole files and batches in the wrong place: removed, cut, copied, swapped and spliced.
 
 After any such change, reading past damage returns exactly the records that no gap names, each as it was
-written. Reading without `on_gap="skip"` ends with an error, or returns all records. `verify` reports the
+written. Reading without `on_damage="skip"` ends with an error, or returns all records. `verify` reports the
 change. A writer refuses to open, or opens without changing a byte below the end.
 """
 
@@ -200,7 +200,7 @@ def check_reading(case: Case, topic: Topic) -> None:
     for partition in topic.partitions:
         reader = None
         try:
-            reader = partition.read(on_gap="skip")
+            reader = partition.read(on_damage="skip")
             end = partition.high_watermark
         except CorruptLogError:
             continue  # no watermark and no segment says how far the log goes

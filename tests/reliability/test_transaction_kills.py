@@ -68,7 +68,7 @@ def work(path: Path, name: str, seed: int) -> NoReturn:
 def write_natively(path: Path, seed: int, said: int) -> NoReturn:
     """Hold the topic of bills, and append to its first partition for ever; each offset is told."""
     rng = random.Random(seed)
-    with Topic.open(path / "bills") as bills:
+    with Topic.open(path / "bills", create=True) as bills:
         number = 0
         while True:
             place = bills.append(b"native %d " % number + bytes(rng.choice((0, 900))), partition=0, sync=True)
@@ -98,7 +98,7 @@ def check(path: Path, told: dict[int, int]) -> None:
     with Topic.open(path / "source", mode="r") as source:
         inputs = Counter((record.partition, record.value) for record in source.read())
     for name in ("orders", "bills"):
-        with Topic.open(path / name) as topic:
+        with Topic.open(path / name, create=True) as topic:
             found: Counter[tuple[int, bytes | None]] = Counter()
             last: dict[tuple[int, int], int] = {}
             for record in topic.read():
@@ -161,11 +161,11 @@ def lines(fd: int) -> Iterator[tuple[int, int]]:
 def test_each_input_has_its_effect_once_under_kills(shard: int, tmp_path: Path) -> None:
     rng = random.Random(shard)
     for name, partitions in (("source", 3), ("orders", PARTITIONS), ("bills", 2)):
-        Topic.open(tmp_path / name, partitions=partitions, segment_bytes=1 << 20).close()
+        Topic.open(tmp_path / name, create=True, partitions=partitions, segment_bytes=1 << 20).close()
     stop = time.monotonic() + scale(int(SECONDS))
     kills = fed = 0
     notes = os.memfd_create("told")
-    with Processes() as children, Topic.open(tmp_path / "source") as source:
+    with Processes() as children, Topic.open(tmp_path / "source", create=True) as source:
         children.start("native", lambda: write_natively(tmp_path, shard, notes))
         children.start("reader", lambda: look(tmp_path, stop))
         deaths: dict[str, float] = {}

@@ -62,7 +62,7 @@ def fill_up(worn: Disk, topic: Topic, name: object) -> tuple[list[bytes], list[b
 @pytest.mark.parametrize("kind", KINDS)
 def test_writer_whose_flush_failed_never_flushes_again(worn: Disk) -> None:
     path = worn.point / "topic"
-    topic = Topic.open(path, **QUIET)
+    topic = Topic.open(path, create=True, **QUIET)
     kept, refused = fill_up(worn, topic, "record")
     worn.mend()
     fd = os.open(last_segment(path), os.O_RDWR)
@@ -86,7 +86,7 @@ def test_writer_whose_flush_failed_never_flushes_again(worn: Disk) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_disk_that_goes_on_refusing_can_be_read_and_is_recovered_later(worn: Disk) -> None:
     path = worn.point / "topic"
-    topic = Topic.open(path, **QUIET)
+    topic = Topic.open(path, create=True, **QUIET)
     kept, _ = fill_up(worn, topic, "record")
     with pytest.raises(WriterFailedError):
         topic.close()
@@ -108,7 +108,7 @@ def live_through_refusals(worn: Disk, rounds: int) -> None:
     chance = random.Random(f"{worn.device} {rounds}")
     believed: list[bytes | None] = []
     for number in range(rounds):
-        with Topic.open(path, **QUIET, segment_bytes=1 << 20) as topic:
+        with Topic.open(path, create=True, **QUIET, segment_bytes=1 << 20) as topic:
             assert values_of(topic) == believed, f"round {number}: after a new start, other records than before"
         topic = Topic.open(path)
         topic.append_many(some_values(number, 5))

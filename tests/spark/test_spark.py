@@ -23,7 +23,7 @@ from spark_logs import COLUMNS, all_records, all_rows, in_order, random_topic
 from spark_tables import collect, load
 
 import loglib.spark
-from conftest import NOW, QUIET, SOURCE, last_segment
+from conftest import NOW, QUIET, SOURCE, alter, last_segment
 from loglib import Retention, Topic, testing
 from loglib.config.policies import TopicConfig
 from loglib.segment import HEADER_BYTES
@@ -73,7 +73,7 @@ def test_every_column_alone_and_any_mixture_in_any_order(spark: SparkSession, to
 
 
 def test_text_is_read_as_text_and_checked(spark: SparkSession, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         topic.append_many(["grün".encode(), b"", None], keys=[b"k", None, b""])
     schema = "value string, key string"
     rows = collect(spark.read.format("loglib").schema(schema).load(str(tmp_path / "topic")))
@@ -86,7 +86,7 @@ def test_text_is_read_as_text_and_checked(spark: SparkSession, tmp_path: Path) -
 
 def test_time_is_the_events_instant_in_any_time_zone(spark: SparkSession, tmp_path: Path) -> None:
     instant = datetime(2024, 7, 1, 12, 30, 0, 123456, tzinfo=UTC)
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         topic.append(b"", timestamp=instant)
     shown = load(spark, tmp_path / "topic").select(f.col("timestamp").cast("string").alias("time")).collect()
     assert shown[0]["time"] == "2024-07-01 10:00:00.123456"  # St John's is two and a half hours behind then
@@ -95,7 +95,7 @@ def test_time_is_the_events_instant_in_any_time_zone(spark: SparkSession, tmp_pa
 
 
 def test_one_huge_record_among_small_ones(spark: SparkSession, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         topic.append_many([b"small"] * 1000 + [bytes(40 << 20)] + [b"small"] * 1000)
     lengths = load(spark, tmp_path / "topic", columns="value").select(f.length("value").alias("n"))
     (row,) = lengths.agg(f.count("n"), f.sum("n"), f.max("n")).collect()
@@ -123,7 +123,7 @@ def test_spark_counted_152_rows_where_there_were_2(spark: SparkSession, tmp_path
 
 
 def test_empty_topic_is_an_empty_dataframe(spark: SparkSession, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", partitions=3, **QUIET):
+    with Topic.open(tmp_path / "topic", create=True, partitions=3, **QUIET):
         pass
     frame = load(spark, tmp_path / "topic")
     assert (frame.count(), frame.collect()) == (0, [])
@@ -145,7 +145,7 @@ def test_directory_of_topics_several_paths_and_subscriptions(spark: SparkSession
 
 def test_number_of_tasks_follows_the_size_and_min_partitions(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "topic"
-    with Topic.open(path, partitions=4, **QUIET) as topic:
+    with Topic.open(path, create=True, partitions=4, **QUIET) as topic:
         for each in range(8):
             topic.append_many([bytes(1000)] * 256, partition=each % 4)
     assert load(spark, path).rdd.getNumPartitions() == 1  # 2 MB: a second task would cost more than it brings
@@ -170,7 +170,7 @@ def test_limit_stops_early_without_an_error(spark: SparkSession, topic: Path) ->
 
 
 def test_read_takes_what_a_reader_takes(spark: SparkSession, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", partitions=2, **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, partitions=2, **QUIET) as topic:
         for each in range(10):
             at = datetime.now(UTC) - timedelta(hours=10 - each)
             topic.append_many([b"%d" % each] * 2, timestamps=[at] * 2, partition=each % 2)
@@ -240,7 +240,7 @@ def test_map_batches_takes_ranges_and_is_a_snapshot(spark: SparkSession, tmp_pat
     for _ in range(2):
         rows = [(row["offset"], row["value"]) for row in frame.collect()]
         assert rows == [(record.offset, record.value) for record in records[3:-2]]
-    with Topic.open(tmp_path / "empty", **QUIET) as empty:
+    with Topic.open(tmp_path / "empty", create=True, **QUIET) as empty:
         nothing = loglib.spark.map_batches(spark, empty, lambda batches: batches, "offset long", columns=["offset"])
     assert nothing.collect() == []
 
@@ -323,7 +323,7 @@ def test_damage_that_is_skipped_is_reported_in_sparks_table_of_logs(spark: Spark
     damaged = bytearray(segment.read_bytes())
     damaged[-20] ^= 1
     segment.write_bytes(damaged)
-    with Topic.open(path, mode="r") as topic, topic.read(on_gap="skip") as reader:
+    with Topic.open(path, mode="r") as topic, topic.read(on_damage="skip") as reader:
         kept = list(reader)
         (gap,) = reader.gaps
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
@@ -366,7 +366,7 @@ def test_retention_under_a_held_plan_fails_or_is_passed_over(spark: SparkSession
     strict, lenient = load(spark, path), load(spark, path, failOnDataLoss=False)
     everything = strict.count()
     assert lenient.count() == everything
-    Topic.reconfigure(path, retention=Retention(age=None, bytes=9000))
+    alter(path, retention=Retention(age=None, bytes=9000))
     with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.retain()
     with pytest.raises(PySparkException) as raised:

@@ -32,10 +32,10 @@ def archived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list
     directory = tmp_path_factory.mktemp("past")
     path, to = directory / "topic", directory / "an [archive], {of} *all*"
     random_topic(path, seed=5, batches=60)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         for each in topic.partitions:
             each.roll()
-        made = loglib.archive(topic, to, file_bytes=1)
+        made = loglib.offload.archive(topic, to, file_bytes=1)
         assert len(made.partitions[0].files) > 2
         for number in range(60):
             topic.append(b"tail", partition=number % len(topic.partitions), timestamp=NOW + number)
@@ -61,10 +61,10 @@ def test_archive_and_log_are_one_table_row_by_row(
 
 def test_uploaded_segments_and_log_are_one_table(spark: SparkSession, tmp_path: Path) -> None:
     path, place = random_topic(tmp_path / "topic", seed=6, batches=40), tmp_path / "place"
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         for each in topic.partitions:
             each.roll()
-        made = loglib.tier(topic, place)
+        made = loglib.offload.tier(topic, place)
         for number in range(20):
             topic.append(b"tail", partition=number % len(topic.partitions), timestamp=NOW + number)
         topic.flush()
@@ -107,7 +107,7 @@ def test_a_time_begins_in_the_archive_or_in_the_log(
     spark: SparkSession, archived: tuple[Path, Path, list[Row]]
 ) -> None:
     path, to, rows = archived
-    made = loglib.archived(to)
+    made = loglib.offload.archived(to)
     early = [row["timestamp"] for row in rows if row["offset"] < made.ends[row["partition"]]]
     late = [row["timestamp"] for row in rows if row["offset"] >= made.ends[row["partition"]]]
     for time in (sorted(early)[len(early) // 2], max(late), max(early + late) + 1):
@@ -124,7 +124,7 @@ def test_range_within_the_archive_starts_no_python(
     spark: SparkSession, archived: tuple[Path, Path, list[Row]]
 ) -> None:
     path, to, _ = archived
-    made = loglib.archived(to)
+    made = loglib.offload.archived(to)
     table = loglib.spark.read(spark, path, archive=to, end=dict.fromkeys(made.ends, 8))
     plan = table._jdf.queryExecution().toString()
     assert "parquet" in plan.lower() and "loglib" not in plan.lower()
@@ -137,7 +137,7 @@ def test_stream_goes_on_where_the_backfill_ended(
     path = tmp_path / "topic"
     shutil.copytree(source, path)
     table, ends = loglib.spark.backfill(spark, path, archive=to)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         later = [topic.append(b"later", partition=number % 2, sync=True).offset for number in range(4)]
     assert table.count() == len(rows), "the table was fixed when it was made"
     stream = spark.readStream.format("loglib").option("start", json.dumps(ends)).load(str(path))
@@ -153,7 +153,7 @@ def test_table_that_retention_overtakes_fails_and_does_not_shrink(
     path = tmp_path / "topic"
     shutil.copytree(source, path)
     table = loglib.spark.read(spark, path, archive=to)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         for each in topic.partitions:
             each.roll()
             each.delete_before(each.segments[-1].base_offset)
@@ -174,8 +174,8 @@ def test_what_is_no_archive_of_the_topic_is_refused_in_words(
 
 
 def test_topic_whose_archive_is_empty_is_its_log(spark: SparkSession, tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", **QUIET) as made:
-        loglib.archive(made, tmp_path / "archive")
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as made:
+        loglib.offload.archive(made, tmp_path / "archive")
         made.append(b"x", sync=True)
         expected = {0: made.partition(0).high_watermark}
     table, ends = loglib.spark.backfill(spark, tmp_path / "topic", archive=tmp_path / "archive", columns=["value"])

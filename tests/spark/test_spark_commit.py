@@ -54,10 +54,10 @@ def test_copy_is_not_written(path: Path, tmp_path: Path) -> None:
     """Neither a mirror nor, behind a promotion, what was staged for the topic that it took the place of."""
     staged = stage(path, numbers(10))
     mirror = tmp_path / "copies" / "topic"
-    loglib.mirror(path, mirror)
+    loglib.copies.mirror(path, mirror)
     with pytest.raises(NotLeaderError, match="mirror"):
         parse({"path": str(mirror)}, SCHEMA, overwrite=False, streaming=True)
-    loglib.promote(mirror)
+    loglib.copies.promote(mirror)
     with pytest.raises(NotLeaderError, match="superseded"):
         commit(write(), [staged])
     commit(write(), [stage(mirror, numbers(5))])
@@ -217,7 +217,7 @@ def test_missing_and_short_files_are_found_before_the_commit_point(path: Path, m
     file.unlink()
     with pytest.raises(LogError, match="is missing on the driver's host: nothing is committed"):
         commit(write(), [staged])
-    assert loglib.last_version("app", store=path.parent) is None
+    assert loglib.transactions.last_version("app", store=path.parent) is None
 
 
 def test_topic_that_is_made_again_meanwhile_is_found(path: Path, tmp_path: Path) -> None:
@@ -229,9 +229,11 @@ def test_topic_that_is_made_again_meanwhile_is_found(path: Path, tmp_path: Path)
 
 
 def test_writer_that_does_not_answer_is_named_before_the_commit_point(path: Path) -> None:
-    with Topic.open(path), pytest.raises(LockedError, match="a writer that does not answer"):  # it has no thread
+    with Topic.open(
+        path, create=True
+    ), pytest.raises(LockedError, match="a writer that does not answer"):  # it has no thread
         commit(write(), [stage(path, numbers(10))])
-    assert loglib.last_version("app", store=path.parent) is None
+    assert loglib.transactions.last_version("app", store=path.parent) is None
 
 
 def test_partition_that_another_commit_holds_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +256,7 @@ def test_commit_that_holds_a_partition_for_too_long_is_named(path: Path, monkeyp
     commit(write(0), [stage(path, numbers(10))])
     monkeypatch.setattr(commits, "_APPLY_S", 0.0)
     applying = try_acquire(REAL, str(path.parent / ".transactions"))
-    with Topic.open(path), pytest.raises(LockedError):
+    with Topic.open(path, create=True), pytest.raises(LockedError):
         commit(write(1), [stage(path, numbers(10))])
     assert applying is not None
     applying.release()
@@ -302,7 +304,7 @@ def test_abort_after_the_commit_point_removes_nothing(
     assert not abort(this, staged)
     assert staged_in(path) == [staged[0].attempt]
     copied = crash_copy(path.parent, tmp_path / "copy")
-    with Topic.open(copied / "topic"):
+    with Topic.open(copied / "topic", create=True):
         check(copied / "topic", numbers(10))
     assert commit(write(0, owner="again"), [stage(path, numbers(10))]) == Outcome(repeated=True)
     check(path, numbers(10))

@@ -31,7 +31,7 @@ PROGRAM = """
             yield batch.select(["offset"])
     print(loglib.spark.map_batches(spark, path, lengths, "offset long", columns=["offset"]).count())
     written = path + "-written"
-    loglib.Topic.open(written, partitions=2).close()
+    loglib.Topic.open(written, create=True, partitions=2).close()
     rows = loglib.spark.read(spark, path, columns=["key", "value"])
     rows.write.format("loglib").mode("append").save(written)
     print(loglib.spark.read(spark, written, columns=["offset"]).count())

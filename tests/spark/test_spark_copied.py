@@ -28,7 +28,7 @@ def run(spark: SparkSession, base: Path, name: str, to: str) -> None:
 
 
 def feed(path: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append_many(numbers(20))
 
 

@@ -76,7 +76,7 @@ PROGRAM = """
     told("overtaken")
 
     here = f"{directory}/local/topic"
-    with loglib.Topic.open(here) as topic:
+    with loglib.Topic.open(here, create=True) as topic:
         topic.append(b"seen by one host only")
     try:
         told(load(here).count())
@@ -100,7 +100,7 @@ def on_hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (shared / "attempts").mkdir()
     path = random_topic(shared / "topic", seed=1, batches=120)
     for name in ("written", "overtaken"):
-        Topic.open(shared / name, partitions=2, **QUIET).close()
+        Topic.open(shared / name, create=True, partitions=2, **QUIET).close()
     with cluster_of_hosts(2, directory, shared, base) as (address, made):
         driver = start_driver(made[0], PROGRAM, address, directory, shared, log=base / "driver.log")
         _wait((shared / "reading").exists, driver, base)

@@ -21,10 +21,11 @@ from spark_logs import (
 from spark_session import local_session
 
 from conftest import NOW, QUIET, last_segment
-from loglib import CorruptLogError, OffsetOutOfRangeError, Topic, testing, tier
+from loglib import CorruptLogError, OffsetOutOfRangeError, Topic, testing
 from loglib.config.times import to_datetime
 from loglib.format.watermark import Mark, encode_new
 from loglib.log import topic_file
+from loglib.offload import tier
 from loglib.offload.storage import storage_of
 from loglib.segment import HEADER_BYTES, Identity, read_segment_header
 from loglib.spark import counts
@@ -222,7 +223,7 @@ def test_segments_that_retention_has_dropped_are_read(store: S3Server, tmp_path:
     path = random_topic(tmp_path / "topic", seed=4, batches=40, partitions=1)
     store.sync(path, "kept/topic")
     expected = all_rows(path)
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         assert topic.partition(0).delete_before(last_bases(path, 1)[0]) > 0
     store.sync(path, "kept/topic")
     assert scan_rows(store.uri("kept/topic"), includeHeaders=True) == expected

@@ -101,7 +101,7 @@ def test_range_without_records_has_no_splits_though_its_batch_has_bytes() -> Non
 
 def test_watermark_that_lies_is_damage_and_not_tasks_without_end(tmp_path: Path) -> None:
     """The driver used to fill its memory with them."""
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         topic.append(b"x", sync=True)
     watermark = encode_new(a_mark(9, 0, 1 << 60, 1 << 60, 1), Identity.of(topic.log_id, 0).salt)
     (tmp_path / "topic" / "0000" / "watermark").write_bytes(watermark)
@@ -140,7 +140,7 @@ def test_arrow_batches_keep_to_their_size(topic: Path, arrow_batch_bytes: int) -
 
 
 def test_arrow_batches_do_not_keep_the_whole_log_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         for each in range(8):
             topic.append_many([bytes(50_000)] * 2, timestamps=[NOW, NOW + each])
             topic.flush()
@@ -151,7 +151,7 @@ def test_arrow_batches_do_not_keep_the_whole_log_in_memory(tmp_path: Path, monke
 
 def test_large_batch_is_cut_and_a_huge_record_comes_alone(tmp_path: Path) -> None:
     huge = bytes(3 << 20)
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         topic.append_many([b"x" * 1000] * 5000 + [huge] + [b"y"] * 3)
     batches = scan_batches(tmp_path / "topic", arrow_batch_bytes=1 << 20)
     assert [row["value"] for batch in batches for row in rows_of(batch)] == [b"x" * 1000] * 5000 + [huge] + [b"y"] * 3
@@ -160,7 +160,7 @@ def test_large_batch_is_cut_and_a_huge_record_comes_alone(tmp_path: Path) -> Non
 
 
 def test_large_batches_are_passed_on_as_they_were_read(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         for _ in range(2):
             topic.append_many([b"x" * 1000] * 900)
             topic.flush()
@@ -184,7 +184,7 @@ def test_start_and_end_inside_batches_are_exact(tmp_path: Path, seed: int) -> No
 
 def test_text_columns_are_checked_to_be_utf8(tmp_path: Path) -> None:
     text = StructType([StructField("value", StringType()), StructField("key", StringType())])
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         topic.append("grün".encode(), key=None)
         topic.append(None, key=b"k")
         topic.flush()
@@ -200,7 +200,7 @@ def test_text_columns_are_checked_to_be_utf8(tmp_path: Path) -> None:
 
 def test_null_in_a_column_that_must_have_none_is_an_error(tmp_path: Path) -> None:
     strict = StructType([StructField("value", BinaryType(), nullable=False), StructField("offset", LongType())])
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         topic.append(b"a")
         topic.flush()
         assert scan_rows(tmp_path / "topic", schema=strict) == [{"value": b"a", "offset": 0}]
@@ -299,7 +299,7 @@ def test_counts_are_those_of_the_records_wherever_the_range_begins_and_ends(tmp_
 
 
 def test_counting_reads_no_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Topic.open(tmp_path / "topic", **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, **QUIET) as topic:
         for _ in range(8):
             topic.append_many([bytes(100_000)] * 10)
             topic.flush()

@@ -9,7 +9,7 @@ import pytest
 from builders import spoil
 from spark_logs import Row, all_records, all_rows, as_row, options_of, random_topic, scan_batches, scan_rows, splits_of
 
-from conftest import NOW, last_segment
+from conftest import NOW, alter, last_segment
 from loglib import CorruptLogError, OffsetOutOfRangeError, Retention, Topic, repair, testing
 from loglib.segment import HEADER_BYTES
 from loglib.spark import counts
@@ -62,7 +62,7 @@ def skipped(caplog: pytest.LogCaptureFixture) -> list[range]:
 
 def gaps_of(path: Path) -> tuple[list[Row], list[range]]:
     """The rows that the core's reader gives past damage, and the offsets that it leaves out."""
-    with Topic.open(path, mode="r") as topic, topic.read(on_gap="skip") as reader:
+    with Topic.open(path, mode="r") as topic, topic.read(on_damage="skip") as reader:
         rows = [as_row(record, path.name) for record in reader]
         return rows, [gap.offsets for gap in reader.gaps if gap.offsets]
 
@@ -148,7 +148,7 @@ def after_retention(path: Path) -> tuple[list[Range], list[Range]]:
     """The ranges planned before and after retention has dropped segments."""
     random_topic(path, seed=7, partitions=1, retention=Retention(age=None))
     before = find_ranges(options_of(path))
-    Topic.reconfigure(path, retention=Retention(age=None, bytes=9000))
+    alter(path, retention=Retention(age=None, bytes=9000))
     with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.retain()
     return before, find_ranges(options_of(path))
@@ -183,7 +183,7 @@ def test_records_below_the_log_start_are_not_read_though_their_files_remain(tmp_
 
     path = random_topic(tmp_path / "topic", seed=7, partitions=1)
     splits = splits_of(find_ranges(options_of(path)), 3000)
-    Topic.reconfigure(path, retention=Retention(age=None, bytes=9000))
+    alter(path, retention=Retention(age=None, bytes=9000))
     with testing.open_topic(path, clock=lambda: NOW, files=KeepsFiles()) as topic:
         topic.retain()
     with pytest.raises(OffsetOutOfRangeError):
@@ -197,7 +197,7 @@ def test_segment_dropped_while_it_is_read_is_noticed(tmp_path: Path) -> None:
     lost_from = sorted((path / "0000").glob("*.log"))[:-1]
 
     def drop_all_but_the_last(_: object) -> None:
-        Topic.reconfigure(path, retention=Retention(age=None, bytes=1))
+        alter(path, retention=Retention(age=None, bytes=1))
         with testing.open_topic(path, clock=lambda: NOW) as topic:
             topic.retain()
 

@@ -10,8 +10,9 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from spark_logs import all_records, all_rows, in_order, options_of, random_topic, scan_rows
 
 from conftest import NOW, QUIET
-from loglib import InvalidOffsetError, Topic, testing
+from loglib import Topic, testing
 from loglib.config.arguments import Time
+from loglib.errors import InvalidOffsetError
 from loglib.spark.columns import arrow_schema, default_schema
 from loglib.spark.options import Options, parse
 from loglib.spark.ranges import find_ranges, find_topics
@@ -75,7 +76,7 @@ def test_two_topics_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_empty_partitions_and_topics_have_empty_ranges(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "topic", partitions=3, **QUIET) as topic:
+    with Topic.open(tmp_path / "topic", create=True, partitions=3, **QUIET) as topic:
         assert scan_rows(tmp_path / "topic") == []
         topic.append(b"one", partition=1)
     ranges = find_ranges(options_of(tmp_path / "topic"))

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from spark_staging import SCHEMA, make, numbers, stage, values
 
-from loglib import CorruptLogError, LogError, SourceMismatchError
+from loglib import CorruptLogError, LogError
+from loglib.errors import SourceMismatchError
 from loglib.spark.commit import Outcome, abort, commit
 from loglib.spark.repetition import NAME, Write, owner_of, repetitions
 from loglib.spark.sink_target import parse

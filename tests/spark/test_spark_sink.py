@@ -193,7 +193,7 @@ def test_version_is_written_once(spark: SparkSession, target: Path) -> None:
     save(numbers(spark, 5), other, txnAppId="etl", txnVersion=0)  # another topic, in the same batch
     assert len(values(target)) == 10
     assert len(values(other)) == 5
-    assert loglib.last_version(f"etl/{log_id_of(target)}", store=target.parent) == 1
+    assert loglib.transactions.last_version(f"etl/{log_id_of(target)}", store=target.parent) == 1
     assert not list((target / "staging").glob("*"))
 
 
@@ -372,7 +372,7 @@ def source(tmp_path: Path) -> Path:
 def test_stream_writes_every_record_once_in_order(spark: SparkSession, source: Path, target: Path) -> None:
     pipeline = Pipeline(spark, source, target)
     query = pipeline.run()
-    assert loglib.last_version(f"{query}/{log_id_of(target)}", store=target.parent) == 2
+    assert loglib.transactions.last_version(f"{query}/{log_id_of(target)}", store=target.parent) == 2
     assert_once(target, 500)
     fill(source, 500, 600)
     assert pipeline.run() == query
@@ -510,7 +510,7 @@ def test_two_queries_and_a_native_writer_share_a_topic(
     other = make(tmp_path / "in" / "other")
     fill(other, 0, 300)
     target = tmp_path / "logs" / "shared"
-    with Topic.open(target, partitions=3) as topic:
+    with Topic.open(target, create=True, partitions=3) as topic:
         time.sleep(0.3)  # from now on it answers transactions
         topic.append_many([b"before"] * 10, partition=0)
         for path in (source, other):

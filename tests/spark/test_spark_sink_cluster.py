@@ -49,7 +49,7 @@ PROGRAM = """
 def test_executor_that_dies_while_it_writes_doubles_no_row(tmp_path: Path) -> None:
     path, marks = tmp_path / "logs" / "target", tmp_path / "marks"
     marks.mkdir()
-    Topic.open(path, partitions=3).close()
+    Topic.open(path, create=True, partitions=3).close()
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(path), str(marks), str(COUNT)]
     ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=280)
     assert ran.returncode == 0, ran.stderr[-6000:]

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_logs import Row, all_rows, in_order, random_topic
 from spark_session import local_session
 
-from conftest import NOW, QUIET
+from conftest import NOW, QUIET, alter
 from loglib import Retention, Topic, testing
 
 pytestmark = pytest.mark.spark
@@ -286,7 +286,7 @@ def test_first_batch_that_is_repeated_has_the_same_records(spark: SparkSession, 
 
 
 def drop_all_but(path: Path, size_bytes: int) -> None:
-    Topic.reconfigure(path, retention=Retention(age=None, bytes=size_bytes))
+    alter(path, retention=Retention(age=None, bytes=size_bytes))
     with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.retain()
 

@@ -14,7 +14,7 @@ from spark_logs import random_topic, rows_of, scan_rows
 from spark_queried import append, core_rows, numbered, plain
 from stream_query import Query
 
-from conftest import NOW, QUIET
+from conftest import NOW, QUIET, alter
 from loglib import GroupBusyError, LogError, Retention, Topic, testing, transaction
 from loglib.format.watermark import Mark
 from loglib.log.log import Log
@@ -293,7 +293,9 @@ def test_query_keeps_up_with_a_writer_that_rolls_and_drops(
         random = Random(1)
         retention = Retention(age=None, bytes=retain_bytes)
         for _ in range(20):
-            with Topic.open(tmp_path / "topic", partitions=2, segment_bytes=20_000, retention=retention) as topic:
+            with Topic.open(
+                tmp_path / "topic", create=True, partitions=2, segment_bytes=20_000, retention=retention
+            ) as topic:
                 for _ in range(random.randint(1, 60)):
                     number, more = random.randrange(2), random.randint(1, 30)
                     topic.append_many(numbered(counts[number], counts[number] + more), partition=number)
@@ -324,7 +326,7 @@ def test_query_keeps_up_with_a_writer_that_rolls_and_drops(
 
 
 def test_tasks_of_a_stream_list_no_directory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Topic.reconfigure(path, segment_bytes=4096)
+    alter(path, segment_bytes=4096)
     query = Query(path, startingOffsets="earliest")
     query.run()
     append(path, [bytes(3000)] * 5, partition=0)  # it rolls, and the stream's index is from before

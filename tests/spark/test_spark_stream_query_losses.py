@@ -12,7 +12,7 @@ from spark_logs import random_topic
 from spark_queried import append, core_rows, plain
 from stream_query import Query
 
-from conftest import NOW, last_segment
+from conftest import NOW, alter, last_segment
 from loglib import CorruptLogError, LogError, Retention, Topic, repair, testing
 from loglib.format.batch import stored_header
 from loglib.format.watermark import encode_new
@@ -22,7 +22,7 @@ path = spark_queried.path
 
 
 def drop_all_but(path: Path, size_bytes: int) -> None:
-    Topic.reconfigure(path, retention=Retention(age=None, bytes=size_bytes))
+    alter(path, retention=Retention(age=None, bytes=size_bytes))
     with testing.open_topic(path, clock=lambda: NOW) as topic:
         topic.retain()
 
@@ -205,7 +205,7 @@ def test_damage_is_left_out_on_request(path: Path, limits: dict[str, Any], in_ba
     query = Query(path, startingOffsets="earliest", onGap="skip", **limits)
     while query.trigger() is not None:
         query.restart()
-    with Topic.open(path, mode="r") as topic, topic.read(on_gap="skip") as reader:
+    with Topic.open(path, mode="r") as topic, topic.read(on_damage="skip") as reader:
         expected = [(each.partition, each.offset, each.value) for each in reader]
     assert len(expected) == 70
     assert [(row["partition"], row["offset"], row["value"]) for row in plain(query.rows)] == sorted(expected)

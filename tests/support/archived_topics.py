@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from conftest import NOW, SECOND
-from loglib import Archived, Topic
-from loglib.offload import archive_store
+from loglib import Topic
+from loglib.offload import ArchiveManifest, archive_store
 from loglib.offload.manifest_log import FilePlace
 from loglib.offload.store import DirectoryStore
 from loglib.system.files import REAL, Files
@@ -37,7 +37,7 @@ def sealed(topic: Topic, *, segments: int = 3, records: int = 10, partition: int
         part.roll()
 
 
-def newest(files: Files, path: str) -> Archived | None:
+def newest(files: Files, path: str) -> ArchiveManifest | None:
     """The newest manifest of the archive in a directory."""
     return archive_store.newest(FilePlace(files, path))
 

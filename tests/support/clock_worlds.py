@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from conftest import MANUAL, NOW, SECOND
 from loglib import Retention, Topic, testing
-from loglib.config.policies import microseconds
+from loglib.config.quantities import microseconds
 from loglib.log.ages import TOLERANCE_US
 from loglib.system.clock import Clock, Moment
 from loglib.testing import MemoryFiles

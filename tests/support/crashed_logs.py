@@ -58,7 +58,7 @@ def batch_ends(path: Path, start: int, end: int) -> list[int]:
 def refuses_and_changes_nothing(path: Path, **arguments: Any) -> CorruptLogError:
     before = tree(path)
     with pytest.raises(CorruptLogError) as raised:
-        Topic.open(path, **arguments)
+        Topic.open(path, create=True, **arguments)
     assert tree(path) == before
     return raised.value
 

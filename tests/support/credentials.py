@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from loglib import CopyCredentials, SourceCredentials
+from loglib.copies import CopyCredentials, SourceCredentials
 
 __all__ = ["ENCRYPTED", "EXPIRED", "GOOD", "KEY", "KEY2", "MIDDLE", "OTHER", "Paths", "made", "secret"]
 

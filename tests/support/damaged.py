@@ -3,7 +3,8 @@
 from random import Random
 from typing import Any, NamedTuple
 
-from loglib import CorruptLogError, LogError, RepairReport, Topic, testing
+from loglib import CorruptLogError, LogError, Topic, testing
+from loglib.log import RepairReport
 from loglib.log.repair import repair_topic
 from loglib.testing import CrashFS, Image, MemoryFiles
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from damaged import TOPIC, Rows, Tree, WholeLog, append_some, damage, files_with, rows_of
 
-from loglib import CorruptLogError, HealReport, testing
-from loglib.copies.heal import heal_topic
+from loglib import CorruptLogError, testing
+from loglib.copies import HealReport
+from loglib.copies.healing import heal_topic
 from loglib.testing import CrashFS, MemoryFiles
 
 HEALTHY, DAMAGED, OLDER, SPLIT, FOREIGN = KINDS = ("healthy", "damaged", "older", "split", "foreign")
@@ -110,4 +111,4 @@ def _goes_on(files: MemoryFiles, rows: Rows) -> None:
 
 
 def _readable(files: MemoryFiles) -> Rows:
-    return rows_of(files, on_gap="skip") or {}
+    return rows_of(files, on_damage="skip") or {}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from conftest import QUIET, tree
-from loglib import Mirror, Topic, testing
+from loglib import Topic, testing
+from loglib.copies import Mirror
 from loglib.segment import HEADER_BYTES, Identity
 
 SMALL: dict[str, Any] = {"segment_bytes": 4096, "batch_bytes": 512}

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from streamed import served
 
 from conftest import QUIET, values_of
-from loglib import Mirror, Topic, testing
+from loglib import Topic, testing
 from loglib.config.policies import Durability
+from loglib.copies import Mirror
 from loglib.system.files import Files
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles
 

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from conftest import values_of
-from loglib import (
-    Mirror,
-    Topic,
-    testing,
-)
+from loglib import Topic, testing
+from loglib.copies import Mirror
 
 
 class Cut(testing.WatchedFiles):

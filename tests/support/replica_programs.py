@@ -14,8 +14,9 @@ from typing import NamedTuple
 from replicated import Devices, assert_same, open_all, until
 
 from conftest import QUIET, values_of
-from loglib import LogError, TooFewCopiesError, Topic, testing
+from loglib import LogError, Topic, testing
 from loglib.copies.member_list import Acks, needed, read_members
+from loglib.errors import TooFewCopiesError
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles, Operation, crash_states
 
 __all__ = ["Judged", "ReplicaProgram", "ReplicaWorld", "step", "walk"]
@@ -128,7 +129,7 @@ class ReplicaProgram:
 
     def judge(self, tree: Tree, at: int, what: str, chance: random.Random) -> Judged:
         """Open the directories again, one of them first, and one of them lost, cut, rotten or swapped."""
-        order, lose, fate = list(self.places), list[str](), "whole"
+        order, forget_replicas, fate = list(self.places), list[str](), "whole"
         if _is_made(tree, order):  # before, the directory that was there first is opened
             chance.shuffle(order)
             fate = chance.choice(["whole", "whole", "lost", "cut", "rotten", "swapped"])
@@ -136,17 +137,17 @@ class ReplicaProgram:
         if fate == "lost":
             tree = {path: content for path, content in tree.items() if not path.startswith(victim)}
             if needed(self.acks, len(order)) == len(order):
-                lose, order = [victim], order[:-1]
+                forget_replicas, order = [victim], order[:-1]
         elif fate == "cut":
             tree = _cut(tree, victim)
         elif fate == "rotten":
             tree = _rotten(tree, victim, chance)
         elif fate == "swapped":
             tree = _swapped(tree, order[0], victim)
-        what = f"{what}\n{fate} {victim}, opened as {order}, lose={lose}"
+        what = f"{what}\n{fate} {victim}, opened as {order}, forget_replicas={forget_replicas}"
         files = CrashFS(Image.of(tree))
         try:
-            found = self._go_on(files, order, lose)
+            found = self._go_on(files, order, forget_replicas)
             self._check(found, at, what)
             reachable = [each for each in order if files.exists(f"{each}/topic.json")]
             assert assert_same(reachable, files) == [*found, b"after"], what
@@ -154,10 +155,12 @@ class ReplicaProgram:
             raise AssertionError(what) from error
         return Judged(1)
 
-    def _go_on(self, files: CrashFS, order: list[str], lose: list[str]) -> list[bytes]:
+    def _go_on(self, files: CrashFS, order: list[str], forget_replicas: list[str]) -> list[bytes]:
         """Open the topic, append, and open it once more; the records that were there at first."""
         own, *others = order
-        with testing.open_topic(own, files=files, replicas=others, lose=lose, replica_timeout=30.0) as topic:
+        with testing.open_topic(
+            own, files=files, replicas=others, forget_replicas=forget_replicas, replica_timeout=30.0
+        ) as topic:
             found = values_of(topic)
             topic.append(b"after", sync=True)
         with testing.open_topic(own, files=files, replicas=others, replica_timeout=30.0) as topic:
@@ -260,18 +263,18 @@ class ReplicaWorld:
     def open(self, order: Sequence[str], absent: str | None = None) -> None:
         """Open the topic in these directories, without one of them if that may be."""
         assert self.topic is None
-        order, lose = list(order), list[str]()
+        order, forget_replicas = list(order), list[str]()
         if self.faulty is not None:
             absent = None
             if self.lost is not None:
-                lose = [self.lost]
+                forget_replicas = [self.lost]
                 order.sort(key=lambda each: each == self.lost)
         if absent is not None and (self.acks == "all" or order[0] == absent):
             absent = None
-        self.note(f"open {order} without {absent}, lose {lose}")
+        self.note(f"open {order} without {absent}, lose {forget_replicas}")
         with self.devices.gone(absent or "nowhere"):
             try:
-                self.topic = open_all(order, files=self.devices, lose=lose)
+                self.topic = open_all(order, files=self.devices, forget_replicas=forget_replicas)
             except LogError:
                 if self.lost is None:
                     raise
@@ -325,7 +328,7 @@ class ReplicaWorld:
         """Wait until all are in step, or have another reason."""
         topic = self.topic
         assert topic is not None
-        until(lambda: all(each.state != "left out" for each in topic.copies()[1:] if each.id), "they come back")
+        until(lambda: all(each.state != "left out" for each in topic.replicas()[1:] if each.id), "they come back")
         self.note("all are back")
 
     def roll(self) -> None:

@@ -25,7 +25,7 @@ def written(places: list[Path]) -> list[Path]:
     with open_all(places, acks="quorum") as topic:
         topic.append_many([b"one", b"two", b"three"])
         topic.flush()
-        until(lambda: len({each.durable_ends for each in topic.copies()}) == 1, "all have it")
+        until(lambda: len({each.durable_ends for each in topic.replicas()}) == 1, "all have it")
     return places
 
 

@@ -107,7 +107,7 @@ def assert_same(places: list[Any], files: Any = None) -> list[bytes]:
 
 def all_have_all(topic: Topic) -> bool:
     """Whether no directory lacks anything that was appended."""
-    return not any(each.lag_bytes for each in topic.copies())
+    return not any(each.lag_bytes for each in topic.replicas())
 
 
 def until(true: Callable[[], object], what: str) -> None:

@@ -17,7 +17,7 @@ POLICIES: dict[str, Any] = {"segment_bytes": 4096, "batch_bytes": 512}
 @pytest.fixture
 def offsets(path: Path) -> dict[int, bytes | None]:
     """A topic of one partition with some segments: its records by offset."""
-    with Topic.open(path, **POLICIES) as topic:
+    with Topic.open(path, create=True, **POLICIES) as topic:
         for number in range(120):
             topic.append(b"%03d" % number + b"." * 100, key=b"k", timestamp=1_000_000 * number)
             if number % 3 == 2:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from loglib import LogError, MirrorServer
+from loglib import LogError
+from loglib.copies import MirrorServer
 
 __all__ = ["Serving", "Wire", "served"]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from s3_server import S3Server
 
-from loglib import Record, Tiered, Topic
+from loglib import Record, Topic
 from loglib.format.header import crc32c
+from loglib.offload import TierManifest
 
 
 def seal(
@@ -39,7 +40,7 @@ def objects_of(store: S3Server, key: str) -> dict[str, bytes]:
     return {each.removeprefix(f"{key}/"): store.get(each) for each in store.segments(key)}
 
 
-def check(made: Tiered, place: dict[str, bytes], log: dict[str, bytes]) -> None:
+def check(made: TierManifest, place: dict[str, bytes], log: dict[str, bytes]) -> None:
     """The place names exactly these segments, each once, and they are the log's, byte for byte."""
     named = {
         f"{part.partition:04d}/{each.file_name}": (each.bytes, each.crc)

@@ -20,18 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from model_ledger import Appended, Disk, Harm, Ledger, Row, harm_segment, harm_watermark
 
 from conftest import NOW, crash_copy, sound
-from loglib import (
-    FlushPolicy,
-    InvalidOffsetError,
-    LogClosedError,
-    LogError,
-    OffsetOutOfRangeError,
-    OffsetRange,
-    Retention,
-    testing,
-)
-from loglib.config.policies import microseconds
+from loglib import FlushPolicy, LogClosedError, LogError, OffsetOutOfRangeError, OffsetRange, Retention, testing
+from loglib.config.quantities import microseconds
 from loglib.config.times import to_datetime
+from loglib.errors import InvalidOffsetError
 from loglib.format.watermark import NAME, newest
 from loglib.partition import Partition
 from loglib.segment import Identity, read_segment_header

@@ -19,7 +19,7 @@ MANUAL = FlushPolicy(None, None, None)
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Topic]:
     """A topic of several segments and batches of all sizes."""
-    with Topic.open(tmp_path / "source", segment_bytes=40_000, batch_bytes=4096, flush=MANUAL) as topic:
+    with Topic.open(tmp_path / "source", create=True, segment_bytes=40_000, batch_bytes=4096, flush=MANUAL) as topic:
         choose = random.Random(5)
         for number in range(60):
             values = [choose.randbytes(choose.randrange(3000)) for _ in range(choose.randrange(1, 4))]
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Iterator[Topic]:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[Topic]:
-    with Topic.open(tmp_path / "target", flush=MANUAL) as topic:
+    with Topic.open(tmp_path / "target", create=True, flush=MANUAL) as topic:
         yield topic
 
 

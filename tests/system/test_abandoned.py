@@ -91,7 +91,7 @@ def test_background_thread_runs_retention_for_partitions_that_nobody_holds(
     open_shared: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 2)
-    monkeypatch.setattr("loglib.topic._HOUSEKEEPING_S", 0.01)
+    monkeypatch.setattr("loglib.append.background._HOUSEKEEPING_S", 0.01)
     topic = open_shared()
     deadline = time.monotonic() + 60
     while sizes(topic) != [1, 1] and time.monotonic() < deadline:
@@ -486,7 +486,7 @@ WRITER = """
     import sys, time
     from loglib import Retention, Topic
 
-    topic = Topic.open(sys.argv[1], shared=True)
+    topic = Topic.open(sys.argv[1], create=True, shared=True)
     for number in range(5):
         topic.append(b"%d" % number, partition=int(sys.argv[2]), sync=True)
         topic.partition(int(sys.argv[2])).roll()
@@ -498,7 +498,7 @@ WRITER = """
 
 
 def test_retention_of_a_living_process_drops_the_old_segments_of_a_killed_one(path: Path) -> None:
-    Topic.open(path, partitions=3, **QUIET | {"flush": MANUAL}).close()
+    Topic.open(path, create=True, partitions=3, **QUIET | {"flush": MANUAL}).close()
     with start_python(WRITER, path, 0) as killed, start_python(WRITER, path, 2) as living:
         for each in (killed, living):
             assert each.stdout is not None and each.stdout.readline().strip() == "ready"

@@ -36,7 +36,7 @@ def test_no_file_of_a_topic_takes_the_place_of_a_closed_standard_stream(tmp_path
     from loglib import Topic
 
     path = sys.argv[1]
-    topic = Topic.open(path, partitions=2)
+    topic = Topic.open(path, create=True, partitions=2)
     look("open")
     topic.append(b"one", sync=True)
     topic.partition(0).roll()
@@ -51,9 +51,9 @@ def test_no_file_of_a_topic_takes_the_place_of_a_closed_standard_stream(tmp_path
         transaction.append(topic, b"two")
         look("staged")
     look("transaction")
-    loglib.snapshot(path, path + "-copy")
+    loglib.copies.snapshot(path, path + "-copy")
     look("snapshot")
-    with loglib.Mirror(path, path + "-mirror") as mirror:
+    with loglib.copies.Mirror(path, path + "-mirror") as mirror:
         mirror.copy()
         look("mirror")
     if os.fork() == 0:
@@ -79,7 +79,7 @@ def test_a_warning_of_a_c_library_does_not_reach_a_log(tmp_path: Path) -> None:
         + """
     from loglib import Topic
 
-    with Topic.open(sys.argv[1]) as topic:
+    with Topic.open(sys.argv[1], create=True) as topic:
         topic.append(b"one", sync=True)
         for each in (1, 2):
             try:

@@ -29,7 +29,7 @@ def few_inodes(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_full_disk_loses_what_was_not_acknowledged_and_nothing_else(small_disk: Path) -> None:
-    with Topic.open(small_disk / "topic", **QUIET) as topic:
+    with Topic.open(small_disk / "topic", create=True, **QUIET) as topic:
         kept = [b"kept %d" % number for number in range(100)]
         topic.append_many(kept)
         topic.flush()
@@ -51,7 +51,7 @@ def test_full_disk_loses_what_was_not_acknowledged_and_nothing_else(small_disk: 
 
 def test_writing_until_the_disk_is_full_keeps_every_acknowledged_record(small_disk: Path) -> None:
     acknowledged = []
-    with Topic.open(small_disk / "topic", segment_bytes=64 << 10, **QUIET) as topic:
+    with Topic.open(small_disk / "topic", create=True, segment_bytes=64 << 10, **QUIET) as topic:
         with pytest.raises(StorageFullError):
             for number in range(10_000):
                 value = b"%d " % number + os.urandom(3000)
@@ -67,7 +67,7 @@ def test_writing_until_the_disk_is_full_keeps_every_acknowledged_record(small_di
 
 
 def test_reading_and_retention_go_on_when_the_disk_is_full(small_disk: Path) -> None:
-    with Topic.open(small_disk / "topic", segment_bytes=64 << 10, **QUIET) as topic:
+    with Topic.open(small_disk / "topic", create=True, segment_bytes=64 << 10, **QUIET) as topic:
         for _ in range(200):
             topic.append(os.urandom(2000), sync=True)
         fill(small_disk)
@@ -84,7 +84,7 @@ def test_reading_and_retention_go_on_when_the_disk_is_full(small_disk: Path) -> 
 
 def test_no_room_for_the_next_segment_is_a_full_disk(few_inodes: Path) -> None:
     fillers: list[Path] = []
-    with Topic.open(few_inodes / "topic", segment_bytes=4096, **QUIET) as topic:
+    with Topic.open(few_inodes / "topic", create=True, segment_bytes=4096, **QUIET) as topic:
         topic.append(b"x" * 4000, sync=True)
         while True:
             path = few_inodes / f"filler {len(fillers)}"
@@ -105,15 +105,15 @@ def test_no_room_for_the_next_segment_is_a_full_disk(few_inodes: Path) -> None:
 def test_making_a_topic_on_a_full_disk_leaves_nothing(small_disk: Path) -> None:
     filler = fill(small_disk)
     with pytest.raises(OSError) as caught:
-        Topic.open(small_disk / "topic", partitions=4)
+        Topic.open(small_disk / "topic", create=True, partitions=4)
     assert caught.value.errno == errno.ENOSPC
     assert os.listdir(small_disk) == ["filler"]
     filler.unlink()
-    Topic.open(small_disk / "topic", partitions=4).close()
+    Topic.open(small_disk / "topic", create=True, partitions=4).close()
 
 
 def test_recovery_on_a_full_disk_cuts_the_torn_tail_without_keeping_it(small_disk: Path) -> None:
-    with Topic.open(small_disk / "topic", **QUIET) as topic:
+    with Topic.open(small_disk / "topic", create=True, **QUIET) as topic:
         topic.append(b"flushed", sync=True)
     segment = next((small_disk / "topic" / "0000").glob("*.log"))
     with segment.open("ab") as file:
@@ -134,7 +134,7 @@ def test_limit_on_file_size_is_a_full_disk(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
         quiet = FlushPolicy(records=None, interval=None, bytes=None)
-        with Topic.open(sys.argv[1], flush=quiet) as topic:
+        with Topic.open(sys.argv[1], create=True, flush=quiet) as topic:
             written = 0
             try:
                 while True:

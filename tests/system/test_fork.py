@@ -9,13 +9,14 @@ import pytest
 from forked import in_child
 
 from conftest import records_of, run_python, values_of
-from loglib import ForkedHandleError, LockedError, Topic
+from loglib import LockedError, Topic
+from loglib.errors import ForkedHandleError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
 def test_every_call_on_the_parents_topic_is_refused_in_the_child(path: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"buffered by the parent")
 
         def child() -> None:
@@ -48,7 +49,7 @@ def test_child_that_exits_normally_neither_writes_nor_unlocks(path: Path) -> Non
     program = """
         import os, sys
         from loglib import LockedError, Topic
-        topic = Topic.open(sys.argv[1])
+        topic = Topic.open(sys.argv[1], create=True)
         topic.append(b"once")
         pid = os.fork()
         if pid == 0:
@@ -65,21 +66,21 @@ def test_child_that_exits_normally_neither_writes_nor_unlocks(path: Path) -> Non
 
 
 def test_child_opens_a_topic_of_its_own(path: Path, tmp_path: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"parent's")
 
         def child() -> None:
-            with Topic.open(tmp_path / "other") as other:
+            with Topic.open(tmp_path / "other", create=True) as other:
                 other.append(b"child's", sync=True)
             with pytest.raises(LockedError):
-                Topic.open(path)
+                Topic.open(path, create=True)
 
         assert in_child(child) == 0
     assert [record.value for record in records_of(tmp_path / "other")] == [b"child's"]
 
 
 def test_child_reads_along_with_a_reader_opened_before_the_fork(path: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append_many([b"%d" % number for number in range(1000)])
         topic.flush()
         with Topic.open(path, mode="r") as reading, reading.read() as reader:
@@ -94,7 +95,7 @@ def test_child_reads_along_with_a_reader_opened_before_the_fork(path: Path) -> N
 
 
 def test_follower_of_the_parent_misses_nothing_when_its_child_follows_too(path: Path) -> None:
-    with Topic.open(path) as topic, Topic.open(path, mode="r") as reading:
+    with Topic.open(path, create=True) as topic, Topic.open(path, mode="r") as reading:
         follower = reading.follow(start="begin", timeout=30)
         assert follower.poll(timeout=0.01) == []  # its watch on the file is set up now
         ready, go = os.pipe()
@@ -114,7 +115,7 @@ def test_lock_of_a_killed_writer_is_free_although_its_child_lives(path: Path) ->
     ready, done = os.pipe()
     writer = os.fork()
     if writer == 0:
-        topic = Topic.open(path)
+        topic = Topic.open(path, create=True)
         if os.fork() == 0:
             os.write(done, os.getpid().to_bytes(4, "little"))
             signal.pause()
@@ -134,11 +135,12 @@ def test_lock_of_a_killed_writer_is_free_although_its_child_lives(path: Path) ->
 def test_forking_while_threads_append_harms_neither(path: Path, forks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
         import os, sys, threading
-        from loglib import FlushPolicy, ForkedHandleError, Topic
+        from loglib import FlushPolicy, Topic
+        from loglib.errors import ForkedHandleError
 
         stop = threading.Event()
         appended = [0] * 3
-        topic = Topic.open(sys.argv[1], partitions=2, flush=FlushPolicy(records=100, interval=0.002))
+        topic = Topic.open(sys.argv[1], create=True, partitions=2, flush=FlushPolicy(records=100, interval=0.002))
 
         def work(number):
             while not stop.is_set():

@@ -75,7 +75,7 @@ def test_following_and_groups_work_in_an_interpreter_that_lacks_a_part(lacking: 
         import select, sys, threading
         {lacking}
         from loglib import Topic
-        with Topic.open(sys.argv[1], partitions=2) as topic, Topic.open(sys.argv[1], mode="r") as reader:
+        with Topic.open(sys.argv[1], create=True, partitions=2) as topic, Topic.open(sys.argv[1], mode="r") as reader:
             follower = reader.follow("end", timeout=30)
             thread = threading.Thread(target=topic.append, args=(b"one",), kwargs=dict(sync=True))
             thread.start()

@@ -19,7 +19,9 @@ from loglib import LockedError, Topic
 WRITER = """
     import sys
     from loglib import FlushPolicy, Topic
-    topic = Topic.open(sys.argv[1], segment_bytes=20_000, flush=FlushPolicy(records=None, interval=None, bytes=None))
+    topic = Topic.open(
+        sys.argv[1], create=True, segment_bytes=20_000, flush=FlushPolicy(records=None, interval=None, bytes=None)
+    )
     number = sum(len(batch) for batch in topic.batches())
     print("open", flush=True)
     while True:
@@ -49,7 +51,7 @@ def test_nothing_acknowledged_is_lost_by_kill_9(path: Path, kills: int) -> None:
         numbers = [int((record.value or b"").split()[0]) for record in records_of(path)]
         assert numbers == list(range(len(numbers)))
         assert len(numbers) >= acknowledged
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         sound(topic.partition(0))
 
 
@@ -57,7 +59,7 @@ def test_second_writer_learns_who_has_the_topic(path: Path) -> None:
     program = """
         import sys
         from loglib import Topic
-        with Topic.open(sys.argv[1]):
+        with Topic.open(sys.argv[1], create=True):
             print("open", flush=True)
             sys.stdin.read()
     """
@@ -66,7 +68,7 @@ def test_second_writer_learns_who_has_the_topic(path: Path) -> None:
     holder.stdout.readline()
     try:
         with pytest.raises(LockedError, match=rf"pid {holder.pid} .* since \d{{4}}-"):
-            Topic.open(path)
+            Topic.open(path, create=True)
         with Topic.open(path, mode="r") as topic:
             assert values_of(topic) == []
     finally:
@@ -76,14 +78,14 @@ def test_second_writer_learns_who_has_the_topic(path: Path) -> None:
 
 @pytest.mark.parametrize("racers", [pytest.param(8, id="8")])
 def test_of_many_openers_at_once_one_gets_the_lock(path: Path, racers: int) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     program = """
         import sys
         from loglib import LockedError, Topic
         print("ready", flush=True)
         sys.stdin.readline()
         try:
-            topic = Topic.open(sys.argv[1])
+            topic = Topic.open(sys.argv[1], create=True)
         except LockedError:
             print("refused", flush=True)
         else:
@@ -113,7 +115,7 @@ def test_topic_made_by_many_processes_at_once_is_one_topic(path: Path) -> None:
         from loglib import Topic
         print("ready", flush=True)
         sys.stdin.readline()
-        with Topic.open(sys.argv[1], partitions=16, shared=True) as topic:
+        with Topic.open(sys.argv[1], create=True, partitions=16, shared=True) as topic:
             topic.append(sys.argv[2].encode(), sync=True)
             print(topic.log_id.hex(), flush=True)
     """
@@ -139,13 +141,13 @@ def test_processes_that_share_a_topic_write_partitions_of_their_own(path: Path) 
     program = """
         import sys
         from loglib import Topic
-        with Topic.open(sys.argv[1], shared=True) as topic:
+        with Topic.open(sys.argv[1], create=True, shared=True) as topic:
             partitions = {topic.append(b"%s %d" % (sys.argv[2].encode(), n)).partition for n in range(1000)}
             topic.flush()
             print(*partitions, flush=True)
             sys.stdin.read()
     """
-    Topic.open(path, partitions=4).close()
+    Topic.open(path, create=True, partitions=4).close()
     workers = [start_python(program, path, name) for name in "abcd"]
     owned = []
     for worker in workers:
@@ -164,14 +166,14 @@ def test_processes_that_share_a_topic_write_partitions_of_their_own(path: Path) 
 
 
 def test_worker_that_comes_back_finds_its_predecessors_partition_free(path: Path) -> None:
-    Topic.open(path, partitions=2).close()
-    with Topic.open(path, partitions=2, shared=True) as topic:
+    Topic.open(path, create=True, partitions=2).close()
+    with Topic.open(path, create=True, partitions=2, shared=True) as topic:
         mine = topic.append(b"mine").partition
         topic.flush()
         program = """
             import os, signal, sys
             from loglib import Topic
-            topic = Topic.open(sys.argv[1], shared=True)
+            topic = Topic.open(sys.argv[1], create=True, shared=True)
             print(topic.append(b"theirs", sync=True).partition, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         """
@@ -186,7 +188,7 @@ def test_exit_without_close_flushes(path: Path) -> None:
     program = """
         import sys
         from loglib import FlushPolicy, Topic
-        topic = Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=None, bytes=None))
+        topic = Topic.open(sys.argv[1], create=True, flush=FlushPolicy(records=None, interval=None, bytes=None))
         topic.append(b"buffered when the interpreter ended")
     """
     run_python(program, path)
@@ -198,14 +200,14 @@ def test_abrupt_end_keeps_what_was_flushed(path: Path, ending: str) -> None:
     program = f"""
         import os, signal, sys
         from loglib import FlushPolicy, Topic
-        topic = Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=None, bytes=None))
+        topic = Topic.open(sys.argv[1], create=True, flush=FlushPolicy(records=None, interval=None, bytes=None))
         topic.append(b"flushed", sync=True)
         topic.append(b"buffered")
         {ending}
     """
     start_python(program, path).communicate()
     assert [record.value for record in records_of(path)] == [b"flushed"]
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,7 @@ def test_orderly_end_without_close_keeps_what_was_buffered(path: Path, ending: s
     program = f"""
         import atexit, os, signal, sys, threading, time
         from loglib import FlushPolicy, LogClosedError, Topic
-        topic = Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=None, bytes=None))
+        topic = Topic.open(sys.argv[1], create=True, flush=FlushPolicy(records=None, interval=None, bytes=None))
         topic.append(b"buffered")
 
         def append_later():
@@ -263,7 +265,7 @@ def test_orderly_end_without_close_keeps_what_was_buffered(path: Path, ending: s
         assert values[0] == b"buffered" and set(values[1:]) <= {b"and on"}
     else:
         assert values == [b"buffered", *more]
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         recovery = topic.partition(0).recovery
         assert recovery is not None and recovery.clean
 
@@ -272,7 +274,7 @@ def test_interval_flushes_without_a_call(path: Path) -> None:
     program = """
         import os, sys
         from loglib import FlushPolicy, Topic
-        topic = Topic.open(sys.argv[1], flush=FlushPolicy(records=None, interval=0.01, bytes=None))
+        topic = Topic.open(sys.argv[1], create=True, flush=FlushPolicy(records=None, interval=0.01, bytes=None))
         topic.append(b"left alone")
         for record in topic.follow("begin", timeout=30):  # ends when the record can be read
             print(record.value)
@@ -282,7 +284,7 @@ def test_interval_flushes_without_a_call(path: Path) -> None:
 
 
 def test_follower_in_another_process_sees_rolls_and_a_new_writer(path: Path) -> None:
-    Topic.open(path, segment_bytes=4096).close()
+    Topic.open(path, create=True, segment_bytes=4096).close()
     program = """
         import sys
         from loglib import Topic
@@ -311,7 +313,7 @@ def test_follower_in_another_process_sees_rolls_and_a_new_writer(path: Path) -> 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_interrupt_ends_a_follower(path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     program = """
         import sys
         from loglib import Topic
@@ -330,7 +332,7 @@ def test_interrupt_ends_a_follower(path: Path) -> None:
 
 
 def test_topic_for_writing_cannot_be_pickled_and_one_for_reading_goes_by_its_path(path: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"x", sync=True)
         with pytest.raises(TypeError, match="pickle its path"):
             pickle.dumps(topic)
@@ -345,7 +347,7 @@ def test_spawned_worker_writes_a_topic_that_its_parent_named(path: Path) -> None
         from loglib import Topic
 
         def work(path):
-            with Topic.open(path) as topic:
+            with Topic.open(path, create=True) as topic:
                 topic.append(b"from a spawned worker", sync=True)
 
         if __name__ == "__main__":

@@ -10,7 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from loglib import BrokenStreamError, LogClosedError
+from loglib import LogClosedError
+from loglib.errors import BrokenStreamError
 from loglib.system.stream import Stream
 
 Pair = tuple[socket.socket, socket.socket]

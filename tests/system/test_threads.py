@@ -339,7 +339,7 @@ def test_append_that_meets_a_close_is_in_the_log_or_has_raised(round_: int, path
     assert acknowledged.items() <= stored.items()
     assert len(stored) - len(acknowledged) <= 4 * THREADS  # of the calls that raised, part may be there
     assert len(set(stored.values())) == len(stored)
-    with Topic.open(path) as again:
+    with Topic.open(path, create=True) as again:
         assert all(each.recovery is not None and each.recovery.clean for each in again.partitions)
 
 

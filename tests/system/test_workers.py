@@ -27,7 +27,7 @@ MODULE = """
 
     def open_topic(path):
         global topic
-        topic = Topic.open(f"{path}{os.getpid()}")
+        topic = Topic.open(f"{path}{os.getpid()}", create=True)
 
     def append(number):
         topic.append(b"%d" % number)

@@ -32,11 +32,11 @@ ADD = """
 @pytest.fixture
 def grown(path: Path) -> Callable[[], None]:
     """A topic of one partition, and what gives it three more, with ten records in each."""
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
 
     def grow() -> None:
         Topic.add_partitions(path, 4)
-        with Topic.open(path, flush=MANUAL) as topic:
+        with Topic.open(path, create=True, flush=MANUAL) as topic:
             for number in range(COUNT):
                 topic.append(b"%d" % number, partition=number % 4)
 
@@ -95,7 +95,7 @@ def test_follower_reads_partitions_that_another_process_has_added(
         wait_until_waiting(reader)
         with start_python(ADD, path) as process:
             assert process.wait(30) == 0
-        with Topic.open(path) as writer:
+        with Topic.open(path, create=True) as writer:
             writer.append(b"x", partition=3, sync=True)
         thread.join()
     assert found == [b"x"]
@@ -103,7 +103,7 @@ def test_follower_reads_partitions_that_another_process_has_added(
 
 def test_follower_that_never_waits_reads_added_partitions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "_ADDED_S", 0.0)
-    with Topic.open(path, flush=MANUAL, batch_records=1) as writer:
+    with Topic.open(path, create=True, flush=MANUAL, batch_records=1) as writer:
         for _ in range(COUNT):
             writer.append(b"old", headers={"of more than one block": bytes(100_000)})
     with Topic.open(path, mode="r") as topic:
@@ -160,7 +160,7 @@ def test_open_topic_has_the_added_partitions_in_every_call(path: Path, grown: Ca
 
 
 def test_shared_topic_reads_added_partitions_and_refuses_to_write(path: Path, grown: Callable[[], None]) -> None:
-    with Topic.open(path, shared=True) as topic:
+    with Topic.open(path, create=True, shared=True) as topic:
         reader = topic.follow(timeout=30.0)
         grown()
         assert sorted(islice(in_records(reader), COUNT)) == sorted(EXPECTED)
@@ -190,13 +190,13 @@ def test_transaction_whose_keys_chose_among_the_former_partitions_is_not_committ
 
 @pytest.mark.parametrize("left", ["a crash", "another topic"])
 def test_directory_of_a_partition_that_does_not_count_is_left_alone(path: Path, left: str) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     with Topic.open(path, mode="r") as topic:
         reader = topic.follow()
         if left == "a crash":
             (path / "0001").mkdir()
         else:
-            Topic.open(path.parent / "other", partitions=2).close()
+            Topic.open(path.parent / "other", create=True, partitions=2).close()
             (path.parent / "other" / "0001").rename(path / "0001")
             (path.parent / "other" / topic_file.NAME).replace(path / topic_file.NAME)
         assert reader.lag_bytes() == {0: 0}
@@ -222,7 +222,7 @@ def test_partition_that_the_description_hides_ends_the_follower(path: Path, grow
 @pytest.fixture
 def two(path: Path) -> Iterator[list[Topic]]:
     """Two topics; the group's files are in the first, which does not grow."""
-    Topic.open(path.parent / "first").close()
+    Topic.open(path.parent / "first", create=True).close()
     with Topic.open(path.parent / "first", mode="r") as first, Topic.open(path, mode="r") as second:
         yield [first, second]
 
@@ -270,14 +270,14 @@ def test_lag_of_a_group_counts_added_partitions(grown: Callable[[], None], two: 
         assert group.poll() == []
         grown()
         assert sum(each.records or 0 for each in group.lag(count_records=True).values()) == COUNT
-        info = loglib.group_info(two, "g", count_records=True)
+        info = loglib.groups.group_info(two, "g", count_records=True)
         assert sum(each.records or 0 for each in info.lag.values()) == COUNT
 
 
 def test_group_without_members_that_starts_at_the_end_reads_added_partitions_from_their_begin(
     path: Path, grown: Callable[[], None]
 ) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"before the group")
     with Topic.open(path, mode="r") as topic, topic.group("g", start="end") as group:
         assert group.poll() == []
@@ -288,7 +288,7 @@ def test_group_without_members_that_starts_at_the_end_reads_added_partitions_fro
 
 
 def test_members_that_join_a_new_group_at_once_all_start_at_the_end(path: Path) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         for number in range(2):
             topic.append(b"before the group", partition=number)
         topic.flush()

@@ -23,7 +23,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", ["a", "r"])
 def test_time_limits_of_readers_and_members_end_under_a_frozen_clock(path: Path, mode: str) -> None:
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         topic.append(b"x", key=b"k", sync=True)
         with Topic.open(path, mode="r") if mode == "r" else topic as reading:
             assert [each.value for each in reading.follow("begin", timeout=0.02)] == [b"x"]
@@ -35,13 +35,13 @@ def test_time_limits_of_readers_and_members_end_under_a_frozen_clock(path: Path,
 
 
 def test_records_become_visible_by_the_interval_under_a_frozen_clock(path: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         topic.append(b"x")
         assert next(iter(topic.follow("begin", timeout=30.0))).value == b"x"
 
 
 def test_transactions_and_retention_end_under_a_frozen_clock(path: Path) -> None:
-    with Topic.open(path, partitions=2, retention=Retention(age=None)) as topic:
+    with Topic.open(path, create=True, partitions=2, retention=Retention(age=None)) as topic:
         with transaction("app") as tx:
             tx.append(topic, b"x", partition=0)
             tx.append(topic, b"y", partition=1)

@@ -14,7 +14,6 @@ from clock_worlds import Machine
 from conftest import MANUAL, NOW, SECOND, Clock, sound, values_of
 from loglib import (
     FlushPolicy,
-    InvalidOffsetError,
     LogClosedError,
     OffsetRange,
     ReadOnlyError,
@@ -23,7 +22,8 @@ from loglib import (
     StorageIOError,
     Topic,
 )
-from loglib.config.policies import microseconds
+from loglib.config.quantities import microseconds
+from loglib.errors import InvalidOffsetError
 from loglib.testing import UnsyncedFiles
 
 Open = Callable[..., Topic]

@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,12 @@ def test_topic_is_made_once_and_describes_itself(path: Path) -> None:
         "segment_age": timedelta(hours=2), "durability": "os", "batch_bytes": 999, "batch_records": 77,
         "max_record_bytes": 500, "permissions": 0o640,
     }  # fmt: skip
-    with Topic.open(path, **policies) as topic:
+    with Topic.open(path, create=True, **policies) as topic:
         first = topic.config
         assert {name: getattr(first, name) for name in policies} == policies
     with Topic.open(path) as topic:
         assert topic.config == first
-    with Topic.open(path, **policies) as topic:
+    with Topic.open(path, create=True, **policies) as topic:
         assert topic.config == first and topic.name == "topic" and topic.path == str(path)
 
 
@@ -59,12 +59,12 @@ def test_topic_is_made_once_and_describes_itself(path: Path) -> None:
 )  # fmt: skip
 def test_argument_that_disagrees_is_an_error_and_never_wins(name: str, value: Any, path: Path) -> None:
     """But for the policies that a writer may change."""
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     stored = (path / "topic.json").read_bytes()
     fixed = name in ("partitions", "partitioner")
     for mode in ("a", "r") if fixed else ("r",):
         with pytest.raises(ConfigConflictError, match=name) as raised:
-            Topic.open(path, mode=mode, **{name: value})
+            Topic.open(path, create=True, mode=mode, **{name: value})
         assert raised.value.name == name
         wanted = "copy the records to a new topic" if fixed else 'open it with mode="a" to change it'
         assert wanted in str(raised.value)
@@ -74,7 +74,7 @@ def test_argument_that_disagrees_is_an_error_and_never_wins(name: str, value: An
 
 
 def test_service_whose_code_says_another_retention_did_not_start(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Topic.open(path, retention=Retention(age=timedelta(days=7))).close()
+    Topic.open(path, create=True, retention=Retention(age=timedelta(days=7))).close()
     with caplog.at_level("INFO", logger="loglib"):
         for _ in range(2):
             with Topic.open(path, retention=Retention(age=timedelta(days=14)), batch_records=9) as topic:
@@ -90,20 +90,59 @@ def test_service_whose_code_says_another_retention_did_not_start(path: Path, cap
 
 
 def test_reading_what_is_not_there_makes_nothing(path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="mode='a' makes one"):
+    with pytest.raises(FileNotFoundError, match="Topic.create.* makes one"):
         Topic.open(path, mode="r")
     assert not path.exists()
 
 
+def test_mistyped_path_makes_no_topic(path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="create=True"):
+        Topic.open(path, partitions=3)
+    assert not path.exists() and not Topic.exists(path)
+    with Topic.create(path, partitions=3, segment_age="1h30m", segment_bytes="1MiB") as topic:
+        assert len(topic.partitions) == 3 and topic.config.segment_bytes == 1 << 20
+        assert topic.config.segment_age == timedelta(minutes=90)
+    assert Topic.exists(path)
+    with pytest.raises(FileExistsError, match="Topic.open opens it"):
+        Topic.create(path)
+    with Topic.open(path, create=True, partitions=3) as topic:  # made only if there is none
+        assert topic.config.segment_bytes == 1 << 20
+    with pytest.raises(ValueError, match="URI"):
+        Topic.exists("s3://bucket/topic")
+
+
+def test_partition_of_a_key_is_where_its_records_go(path: Path) -> None:
+    with Topic.create(path, partitions=5) as topic:
+        keys = [b"key-%d" % number for number in range(50)]
+        assert [topic.partition_of(key) for key in keys] == [topic.append(b"", key).partition for key in keys]
+    with Topic.open(path, mode="r") as topic:
+        assert {topic.partition_of(key) for key in keys} == set(range(5))
+
+
+def test_offset_at_a_time_is_that_of_the_first_record_then(path: Path) -> None:
+    at = datetime(2026, 5, 1, 12, tzinfo=UTC)
+    with Topic.create(path) as topic:
+        offsets = [topic.append(b"", timestamp=at + timedelta(hours=n), sync=True).offset for n in range(4)]
+        partition = topic.partition(0)
+        assert [partition.offset_at(at + timedelta(hours=n, minutes=-1)) for n in range(4)] == offsets
+        assert partition.offset_at("2026-05-01T14:00Z") == offsets[2]
+        assert partition.offset_at(at + timedelta(days=1)) == partition.high_watermark
+        for wrong in ("begin", "end", offsets[1]):
+            with pytest.raises(ValueError, match="is no time"):
+                partition.offset_at(wrong)  # type: ignore[arg-type]
+    with pytest.raises(LogClosedError):
+        partition.offset_at(at)
+
+
 def test_mode_must_be_one_of_two(path: Path) -> None:
     with pytest.raises(ValueError, match="mode must be"):
-        Topic.open(path, mode="w")  # type: ignore[arg-type]
+        Topic.open(path, create=True, mode="w")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["a b", "ä", "x" * 250, "a\0b", "a\nb"])
 def test_name_that_some_system_cannot_hold_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a name|null byte"):
-        Topic.open(os.path.join(tmp_path, name))
+        Topic.open(os.path.join(tmp_path, name), create=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,7 +150,7 @@ def test_directory_of_other_files_is_not_made_a_topic(path: Path) -> None:
     path.mkdir()
     (path / "precious").write_text("x")
     with pytest.raises(LogError, match="holds files"):
-        Topic.open(path)
+        Topic.open(path, create=True)
     assert [each.name for each in path.iterdir()] == ["precious"]
 
 
@@ -127,7 +166,7 @@ def test_topic_that_is_removed_while_it_is_opened_is_not_found(path: Path) -> No
 
 
 def test_newer_topic_is_refused_by_name(path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     description = json.loads((path / "topic.json").read_text())
     description["format"] = 4
     description.pop("crc", None)
@@ -137,7 +176,7 @@ def test_newer_topic_is_refused_by_name(path: Path) -> None:
 
 
 def test_unreadable_description_is_corruption(path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     for content in ("", "[]", "{}", '{"format": 3}', "null"):
         (path / "topic.json").write_text(content)
         with pytest.raises(CorruptLogError, match="topic.json"):
@@ -149,10 +188,10 @@ def test_missing_codec_is_found_at_open_and_leaves_nothing(path: Path, monkeypat
 
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ImportError, match="zstd"):
-        Topic.open(path, compression="zstd")
+        Topic.open(path, create=True, compression="zstd")
     assert not path.exists()
     monkeypatch.undo()
-    Topic.open(path, compression="zstd").close()
+    Topic.create(path, compression="zstd").close()
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ImportError, match="zstd"):
         Topic.open(path)
@@ -196,7 +235,7 @@ def test_topic_open_for_reading_pickles_as_its_path(open_topic: Open, path: Path
 
 
 def test_reading_topic_needs_no_close(path: Path) -> None:
-    Topic.open(path, **QUIET).close()
+    Topic.open(path, create=True, **QUIET).close()
     topic = Topic.open(path, mode="r")
     with pytest.raises(ReadOnlyError):
         topic.append(b"x")
@@ -230,11 +269,12 @@ def test_more_partitions_than_descriptors_say_how_many_are_needed(tmp_path: Path
     run_python(
         """
         import os, resource, sys
-        from loglib import FlushPolicy, Retention, Topic, TooManyFilesError
+        from loglib import FlushPolicy, Retention, Topic
+        from loglib.errors import TooManyFilesError
 
         path, room = sys.argv[1], int(sys.argv[2])
         quiet = dict(flush=FlushPolicy(records=None, interval=None, bytes=None), retention=Retention(age=None))
-        Topic.open(path, partitions=40, segment_age=None, **quiet).close()
+        Topic.open(path, create=True, partitions=40, segment_age=None, **quiet).close()
         used = len(os.listdir("/proc/self/fd")) - 1  # without the one for looking
         limit = used + room
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -259,7 +299,7 @@ def test_more_partitions_than_descriptors_say_how_many_are_needed(tmp_path: Path
 
 
 def test_other_failures_while_locks_are_taken_are_what_they_are(path: Path) -> None:
-    Topic.open(path).close()
+    Topic.open(path, create=True).close()
     with pytest.raises(OSError, match="Input/output error") as caught:
         testing.open_topic(path, files=FaultyFiles("flock"))
     assert not isinstance(caught.value, LogError)

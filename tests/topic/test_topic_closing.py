@@ -40,7 +40,7 @@ def test_failed_open_releases_everything(open_topic: Open, path: Path) -> None:
     before = settled_files()
     (path / "0002" / f"{0:020d}.log").write_bytes(b"x")
     with pytest.raises(CorruptLogError):
-        Topic.open(path)
+        Topic.open(path, create=True)
     assert open_files() == before
 
 
@@ -50,7 +50,7 @@ def test_everything_unflushed_is_flushed_at_the_end_of_the_process(path: Path) -
         import sys
         from loglib import FlushPolicy, Topic
         manual = FlushPolicy(records=None, interval=None, bytes=None)
-        topics = [Topic.open(f"{sys.argv[1]}{n}", flush=manual) for n in range(3)]
+        topics = [Topic.open(f"{sys.argv[1]}{n}", create=True, flush=manual) for n in range(3)]
         for topic in topics:
             topic.append(b"never flushed by hand")
         print("done")
@@ -117,7 +117,7 @@ def test_close_in_the_middle_of_another_call_closes_when_that_has_ended(
             thread.join(60)
     assert files.handler is None
     assert topic.closed
-    with Topic.open(path) as again:
+    with Topic.open(path, create=True) as again:
         recovery = again.partition(0).recovery
         assert recovery is not None and recovery.clean
         assert values_of(again)[0] == b"before"
@@ -143,7 +143,7 @@ def test_service_that_closes_in_its_signal_handler_ends_and_keeps_everything(pat
     program = """
         import os, signal, sys
         from loglib import LogClosedError, Topic
-        topic = Topic.open(sys.argv[1])
+        topic = Topic.open(sys.argv[1], create=True)
         def stop(*_):
             topic.close()
             sys.exit(0)

@@ -36,7 +36,7 @@ class ShortNames(Files):
 @pytest.mark.parametrize("letters", [217, 218, 230, 249])
 def test_longest_names_can_be_made_grown_copied_and_deleted(tmp_path: Path, letters: int) -> None:
     path = tmp_path / ("t" * letters)
-    with Topic.open(path, partitions=2) as topic:
+    with Topic.open(path, create=True, partitions=2) as topic:
         topic.append(b"x", sync=True)
         with topic.group("g" * 249, member="m" * 249) as group:
             assert [each.value for each in group.follow(timeout=0)] == [b"x"]
@@ -44,8 +44,8 @@ def test_longest_names_can_be_made_grown_copied_and_deleted(tmp_path: Path, lett
             transaction.append(topic, b"y")
     Topic.add_partitions(path, 3)
     snapshot, copy = (tmp_path / each / path.name for each in ("snapshots", "copies"))
-    loglib.snapshot(path, snapshot)
-    with loglib.Mirror(path, copy) as mirror:
+    loglib.copies.snapshot(path, snapshot)
+    with loglib.copies.Mirror(path, copy) as mirror:
         mirror.copy()
     for each in (snapshot, copy):
         with Topic.open(each, mode="r") as topic:
@@ -70,7 +70,7 @@ def test_name_that_the_file_system_does_not_take_is_refused_in_words(tmp_path: P
         testing.open_topic(tmp_path / ("t" * 144), files=files)
     assert not list(tmp_path.iterdir())
     with pytest.raises(LogError, match="or no path of 5"):
-        Topic.open(tmp_path / "/".join(["d" * 200] * 25))
+        Topic.open(tmp_path / "/".join(["d" * 200] * 25), create=True)
     with testing.open_topic(tmp_path / "t", files=files) as topic:
         with pytest.raises(LogError, match="takes no name of 144 letters"):
             topic.group("g" * 144)

@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 from own_partitioners import by_region, by_tenant
 
-from conftest import values_of
+from conftest import alter, values_of
 from loglib import ConfigConflictError, Topic
 
 Open = Callable[..., Topic]
@@ -69,7 +69,7 @@ def test_own_partitioner_is_kept_by_name_and_must_be_given_again(open_topic: Ope
         assert topic.append(b"x", key=b"12345").partition == 2
         assert {each.partition for each in topic.append_many([b"x"] * 2, keys=[b"1", b"1234"])} == {1}
     assert json.loads((path / "topic.json").read_text())["partitioner"] == "by_length"
-    Topic.reconfigure(path, compression="zlib")
+    alter(path, compression="zlib")
     with open_topic() as topic:
         topic.append(b"keyless needs none")
         assert topic.append(b"x", key=b"k", partition=2).partition == 2

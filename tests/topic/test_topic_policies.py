@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conftest import values_of
+from conftest import alter, values_of
 from loglib import (
     FlushPolicy,
     LockedError,
@@ -47,7 +47,7 @@ def test_policies_that_could_not_be_written_are_not_used(path: Path) -> None:
 
 
 def test_policies_change_while_records_wait(path: Path) -> None:
-    with Topic.open(path, flush=MANUAL, batch_bytes=1 << 20) as topic:
+    with Topic.open(path, create=True, flush=MANUAL, batch_bytes=1 << 20) as topic:
         topic.append(b"x" * 500)
         topic.alter(compression="zlib", batch_bytes=1000, max_record_bytes=600)
         topic.append(b"y" * 500)
@@ -63,7 +63,7 @@ def test_policies_change_while_records_wait(path: Path) -> None:
 
 
 def test_interval_that_is_set_later_flushes_what_waits_and_what_comes(path: Path) -> None:
-    with Topic.open(path, flush=MANUAL, retention=Retention(age=None), segment_age=None) as topic:
+    with Topic.open(path, create=True, flush=MANUAL, retention=Retention(age=None), segment_age=None) as topic:
         topic.append(b"waits")
         topic.alter(flush=FlushPolicy(records=None, interval=0.01, bytes=None))
         with Topic.open(path, mode="r") as reader, reader.follow("begin", timeout=60.0) as records:
@@ -78,7 +78,7 @@ def test_interval_that_is_set_later_flushes_what_waits_and_what_comes(path: Path
 
 
 def test_retention_that_is_set_later_counts_at_once(path: Path) -> None:
-    with Topic.open(path, retention=Retention(age=None), flush=MANUAL, segment_bytes=4096) as topic:
+    with Topic.open(path, create=True, retention=Retention(age=None), flush=MANUAL, segment_bytes=4096) as topic:
         for _ in range(5):
             topic.append(b"x" * 3000, sync=True)
         topic.retain()
@@ -89,7 +89,7 @@ def test_retention_that_is_set_later_counts_at_once(path: Path) -> None:
 
 
 def test_segments_that_retention_drops_are_said_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Topic.open(path, retention=Retention(age=None), flush=MANUAL, segment_bytes=4096) as topic:
+    with Topic.open(path, create=True, retention=Retention(age=None), flush=MANUAL, segment_bytes=4096) as topic:
         for _ in range(5):
             topic.append(b"x" * 3000, sync=True)
         bases = [each.base_offset for each in topic.partition(0).segments]
@@ -108,7 +108,9 @@ def test_segments_that_retention_drops_are_said_in_the_log(path: Path, caplog: p
 def test_pass_of_retention_that_comes_too_late_says_nothing(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Topic.open(path, retention=Retention(age=None, bytes=0), flush=MANUAL, segment_bytes=4096) as topic:
+    with Topic.open(
+        path, create=True, retention=Retention(age=None, bytes=0), flush=MANUAL, segment_bytes=4096
+    ) as topic:
         for _ in range(3):
             topic.append(b"x" * 3000, sync=True)
         topic.partition(0).roll()
@@ -119,7 +121,7 @@ def test_pass_of_retention_that_comes_too_late_says_nothing(
 
 
 def test_processes_that_share_a_topic_keep_each_others_changes(path: Path) -> None:
-    with Topic.open(path, partitions=2, shared=True) as one, Topic.open(path, shared=True) as two:
+    with Topic.open(path, create=True, partitions=2, shared=True) as one, Topic.open(path, shared=True) as two:
         one.append(b"x", partition=0)
         two.append(b"x", partition=1)
         one.alter(batch_records=7)
@@ -130,7 +132,7 @@ def test_processes_that_share_a_topic_keep_each_others_changes(path: Path) -> No
 
 
 def test_change_waits_for_another_change(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Topic.open(path) as topic, Directory.open(REAL, str(path)) as directory:
+    with Topic.open(path, create=True) as topic, Directory.open(REAL, str(path)) as directory:
         assert REAL.try_lock(directory.fd)
         threading.Timer(0.05, lambda: REAL.unlock(directory.fd)).start()
         topic.alter(batch_records=7)
@@ -149,7 +151,7 @@ def test_change_waits_for_another_change(path: Path, monkeypatch: pytest.MonkeyP
     ],
 )  # fmt: skip
 def test_policies_that_make_no_sense_change_nothing(policies: dict[str, Any], error: type, path: Path) -> None:
-    with Topic.open(path) as topic:
+    with Topic.open(path, create=True) as topic:
         stored = (path / "topic.json").read_bytes()
         with pytest.raises(error):
             topic.alter(**policies)
@@ -160,7 +162,7 @@ def test_policies_that_make_no_sense_change_nothing(policies: dict[str, Any], er
 
 def test_policy_that_cannot_be_stored_makes_no_topic(path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be stored"):
-        Topic.open(path, segment_age=timedelta(days=10**6, microseconds=1))
+        Topic.open(path, create=True, segment_age=timedelta(days=10**6, microseconds=1))
     assert list(path.parent.iterdir()) == []
 
 
@@ -178,16 +180,16 @@ def test_writer_that_has_failed_is_not_given_other_policies(path: Path) -> None:
 
 
 def test_policies_can_be_changed_while_nobody_writes(path: Path) -> None:
-    Topic.open(path, partitions=2).close()
-    Topic.reconfigure(path, retention=Retention(bytes=5), segment_age=None, compression="zlib")
+    Topic.open(path, create=True, partitions=2).close()
+    alter(path, retention=Retention(bytes=5), segment_age=None, compression="zlib")
     with Topic.open(path) as topic:
         assert (topic.config.retention, topic.config.segment_age) == (Retention(bytes=5), None)
         with pytest.raises(LockedError):
-            Topic.reconfigure(path, compression="none")
+            alter(path, compression="none")
     fixed: list[dict[str, Any]] = [{"partitions": 4}, {"partitioner": 4}]
     for changed in fixed:
         with pytest.raises(ValueError, match="cannot change"):
-            Topic.reconfigure(path, **changed)
+            alter(path, **changed)
     with pytest.raises(ValueError, match="compression"):
-        Topic.reconfigure(path, compression="rar")
+        alter(path, compression="rar")
     assert Topic.open(path, mode="r").config.compression == "zlib"

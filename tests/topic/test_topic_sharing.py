@@ -17,7 +17,7 @@ Open = Callable[..., Topic]
 def test_second_writer_is_refused_and_holds_nothing(open_topic: Open, path: Path) -> None:
     topic = open_topic(partitions=3)
     with pytest.raises(LockedError, match=f"pid {os.getpid()}"):
-        Topic.open(path)
+        Topic.open(path, create=True)
     topic.close()
     partly = open_topic(shared=True)
     partly.append(b"x", partition=2)

@@ -9,7 +9,8 @@ from consumers import committed_number, fill, next_offset, numbers, rebalance, r
 
 import loglib
 from conftest import SECOND, Clock
-from loglib import InvalidOffsetError, OffsetOutOfRangeError, StaleGenerationError, Topic
+from loglib import OffsetOutOfRangeError, StaleGenerationError, Topic
+from loglib.errors import InvalidOffsetError
 
 Opener = Callable[..., Topic]
 

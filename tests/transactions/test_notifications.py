@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 OWNER = """
     import sys, time
     import loglib
-    topic = loglib.Topic.open(sys.argv[1], partitions=2)
+    topic = loglib.Topic.open(sys.argv[1], create=True, partitions=2)
     print("open", flush=True)
     number = 0
     while True:
@@ -136,12 +136,12 @@ def test_owner_that_stopped_after_the_commit_leaves_it_pending(path: Path, monke
         assert tx.number is not None
         assert b"x" not in values_of(topic)
         process.send_signal(signal.SIGCONT)
-        loglib.recover_transactions(path.parent, timeout=30.0)
+        loglib.transactions.recover_transactions(path.parent, timeout=30.0)
         assert values_of(topic).count(b"x") == 1
 
 
 def test_topic_of_this_process_that_the_transaction_does_not_name_serves_itself(path: Path) -> None:
-    with Topic.open(path) as writer, Topic.open(path, mode="r") as reader:
+    with Topic.open(path, create=True) as writer, Topic.open(path, mode="r") as reader:
         writer.append(b"native", sync=True)
         with transaction("etl", timeout=30.0) as tx:
             tx.append(reader, b"x")
@@ -180,7 +180,7 @@ def test_hold_of_a_dead_coordinator_ends_by_itself(path: Path) -> None:
 
 
 def test_knock_that_nobody_answers_is_taken_back(path: Path) -> None:
-    with Topic.open(path):
+    with Topic.open(path, create=True):
         pass
     assert notifications.request_ack(REAL, str(path), [3, 4], patience_s=0.1) == [3, 4]
     assert os.listdir(path / "inbox") == []
@@ -188,7 +188,7 @@ def test_knock_that_nobody_answers_is_taken_back(path: Path) -> None:
 
 
 def test_only_the_owner_of_the_partition_answers(path: Path) -> None:
-    with Topic.open(path):
+    with Topic.open(path, create=True):
         pass
     answers: list[list[int]] = []
 
@@ -210,10 +210,10 @@ def test_forked_child_has_an_inbox_of_its_own(path: Path) -> None:
     program = """
         import os, sys, time
         import loglib
-        first = loglib.Topic.open(sys.argv[1] + "/first")
+        first = loglib.Topic.open(sys.argv[1] + "/first", create=True)
         time.sleep(0.4)  # its thread is running
         if os.fork() == 0:
-            with loglib.Topic.open(sys.argv[1] + "/second") as second:
+            with loglib.Topic.open(sys.argv[1] + "/second", create=True) as second:
                 time.sleep(0.4)
                 with loglib.Topic.open(sys.argv[1] + "/second", mode="r") as reader:
                     with loglib.transaction("child", timeout=30.0) as tx:
@@ -243,7 +243,7 @@ def test_inbox_thread_that_could_not_be_started_is_started_by_the_next_topic(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="start"):
-            Topic.open(path)
+            Topic.open(path, create=True)
     with Topic.open(path):
         assert notifications._notification_thread()._thread is not None
 
@@ -367,7 +367,7 @@ def test_trouble_of_one_topic_is_not_the_others(path: Path, monkeypatch: pytest.
 def test_writer_stays_reachable_when_a_reader_of_the_same_topic_is_closed(path: Path) -> None:
     other_name = path.parent / "other"
     other_name.symlink_to(path)
-    with Topic.open(path) as writer, Topic.open(path, mode="r") as reader:
+    with Topic.open(path, create=True) as writer, Topic.open(path, mode="r") as reader:
         with Topic.open(path, mode="r") as closed:
             assert values_of(closed) == []
         with Topic.open(other_name, mode="r") as closed:
@@ -399,7 +399,7 @@ def test_thread_of_the_inboxes_ends_with_the_last_topic_and_begins_anew(
     monkeypatch.setattr(notifications, "_QUIET_S", 0.0 if watching else 60.0)
     for number in range(3):
         before = open_files()
-        with Topic.open(path) as topic, Topic.open(path.parent / "other"):
+        with Topic.open(path, create=True) as topic, Topic.open(path.parent / "other", create=True):
             thread = postman._thread
             assert thread is not None
             wait_until(lambda: not watching or postman._observer is not None)
@@ -441,7 +441,7 @@ def test_forked_child_has_neither_thread_nor_files_of_its_parents_inboxes(
     path: Path, postman: notifications._NotificationThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "_QUIET_S", 0.0)
-    with Topic.open(path):
+    with Topic.open(path, create=True):
         wait_until(lambda: postman._observer is not None)
         observer = postman._observer
         assert observer is not None
@@ -453,7 +453,7 @@ def test_forked_child_has_neither_thread_nor_files_of_its_parents_inboxes(
             for fd, facts in descriptors:
                 with suppress(OSError):
                     assert not os.path.samestat(os.fstat(fd), facts)
-            with Topic.open(path.parent / "of-the-child"):
+            with Topic.open(path.parent / "of-the-child", create=True):
                 assert notifications._notification_thread()._thread is not None
 
         assert in_child(look) == 0

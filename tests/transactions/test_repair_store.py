@@ -12,11 +12,11 @@ from transacted import dying, store_of
 
 import loglib
 from conftest import values_of
-from loglib import CommitPendingError, CorruptLogError, LockedError, Topic, last_version, transaction
+from loglib import CommitPendingError, CorruptLogError, LockedError, Topic, transaction
 from loglib.log.transaction_numbers import CHECKPOINT, DONE, name_of
 from loglib.system.files import REAL
 from loglib.system.lock import try_acquire
-from loglib.transactions import apply
+from loglib.transactions import apply, last_version
 from loglib.transactions import store as stores
 from loglib.transactions.repair_store import is_store, verify_store
 from loglib.transactions.store import Store
@@ -37,7 +37,7 @@ def new_process() -> Iterator[None]:
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A store with three transactions that are done, of a topic beside it; no process has it open."""
-    with Topic.open(tmp_path / "data" / "orders") as orders:
+    with Topic.open(tmp_path / "data" / "orders", create=True) as orders:
         for number in range(3):
             with transaction("shop") as tx:
                 tx.append(orders, b"%d" % number)
@@ -59,7 +59,7 @@ def flip(path: Path) -> None:
 
 
 def append(store: Path, value: bytes) -> None:
-    with Topic.open(store.parent / "orders") as orders:
+    with Topic.open(store.parent / "orders", create=True) as orders:
         with transaction("shop") as tx:
             tx.append(orders, value)
         assert values_of(orders)[-1] == value
@@ -69,7 +69,7 @@ def append(store: Path, value: bytes) -> None:
 def test_damage_of_what_is_done_stops_nothing(damage: Callable[[Path], None], store: Path) -> None:
     damage(store / name_of(3))
     append(store, b"new")
-    loglib.recover_transactions(store)
+    loglib.transactions.recover_transactions(store)
 
 
 def test_flipped_bit_forgets_no_version(store: Path) -> None:
@@ -121,7 +121,7 @@ def test_waiting_transaction_whose_file_is_damaged_stops_the_store_until_a_repai
     stores._open.clear()
     place = store_of(bills)
     rot(place / name_of(2))
-    with Topic.open(orders.path) as again, pytest.raises(CorruptLogError), transaction("etl") as tx:
+    with Topic.open(orders.path, create=True) as again, pytest.raises(CorruptLogError), transaction("etl") as tx:
         tx.append(again, b"x")
     (done,) = loglib.repair(place).repairs
     assert "its records are lost where they are not yet applied" in done.what
@@ -149,7 +149,7 @@ def test_damaged_records_of_a_waiting_transaction_stop_it_and_no_other(
     bills.close()
     (done,) = loglib.repair(place).repairs
     assert "damaged records after its line" in done.what
-    with Topic.open(bills.path) as again:
+    with Topic.open(bills.path, create=True) as again:
         with transaction("etl") as tx:
             tx.append(again, b"new")
         assert values_of(again) == [b"y", b"new"]
@@ -163,7 +163,7 @@ def test_damaged_description_of_a_store_does_not_make_it_a_lost_one(store: Path)
 def test_damaged_name_of_a_store_is_removed_by_a_repair(store: Path) -> None:
     (store.parent / "orders" / "transactions.json").write_bytes(ROT)
     with pytest.raises(CorruptLogError):
-        Topic.open(store.parent / "orders")
+        Topic.open(store.parent / "orders", create=True)
     (done,) = loglib.repair(store.parent / "orders").repairs
     assert done.kept is not None and Path(done.kept).read_bytes() == ROT
     append(store, b"new")

@@ -10,12 +10,12 @@ from transacted import append_to_all, dying, store_of
 
 import loglib
 from conftest import values_of
-from loglib import CommitPendingError, LogError, Topic, last_version, transaction
+from loglib import CommitPendingError, LogError, Topic, transaction
 from loglib.append.section_writer import apply_section
 from loglib.append.tail import Txn
 from loglib.log.store_pointer import sealed
 from loglib.system.files import REAL
-from loglib.transactions import apply
+from loglib.transactions import apply, last_version
 from loglib.transactions import store as stores
 from loglib.transactions.fit import store_number
 from loglib.transactions.store import Store, open_store
@@ -51,7 +51,7 @@ def replace_store(store: Path, by: Path) -> None:
 def set_back(tmp_path: Path) -> Path:
     """A directory of topics whose store was restored from a backup that is older than they are."""
     data = tmp_path / "data"
-    with Topic.open(data / "orders") as orders:
+    with Topic.open(data / "orders", create=True) as orders:
         commit(orders, b"old 0")
         shutil.copytree(data / ".transactions", tmp_path / "backup")
         for number in range(1, 4):
@@ -61,7 +61,7 @@ def set_back(tmp_path: Path) -> Path:
 
 
 def test_commit_in_a_store_that_was_set_back_is_refused(set_back: Path) -> None:
-    with Topic.open(set_back / "orders") as orders:
+    with Topic.open(set_back / "orders", create=True) as orders:
         with pytest.raises(LogError, match=r"set back.*`loglib repair .*/orders`"):
             commit(orders, b"new")
         assert values_of(orders) == [b"old 0", b"old 1", b"old 2", b"old 3"]
@@ -69,7 +69,7 @@ def test_commit_in_a_store_that_was_set_back_is_refused(set_back: Path) -> None:
 
 def test_refused_commit_leaves_no_version_behind(set_back: Path) -> None:
     before = last_version("shop", store=set_back)
-    with Topic.open(set_back / "orders") as orders, pytest.raises(LogError, match="set back"):
+    with Topic.open(set_back / "orders", create=True) as orders, pytest.raises(LogError, match="set back"):
         commit(orders, b"new")
     assert last_version("shop", store=set_back) == before
 
@@ -79,7 +79,7 @@ def test_repaired_store_goes_on_above_the_numbers_of_its_topics(set_back: Path) 
     assert "the next transaction has a number above" in str(found)
     report = loglib.repair(set_back / ".transactions")
     assert len(report.repairs) == 1 and report.verified.damage == ()
-    with Topic.open(set_back / "orders") as orders:
+    with Topic.open(set_back / "orders", create=True) as orders:
         for number in range(3):
             commit(orders, b"new %d" % number)
         assert values_of(orders) == [b"old %d" % n for n in range(4)] + [b"new %d" % n for n in range(3)]
@@ -96,13 +96,13 @@ def test_repair_of_a_topic_lets_its_store_go_on_above_its_numbers(beside: bool, 
     (found,) = loglib.repair(topic, dry_run=True).repairs
     assert "the next transaction has a number above" in str(found)
     assert len(loglib.repair(topic).repairs) == 1 and loglib.repair(topic).repairs == ()
-    with Topic.open(topic) as orders:
+    with Topic.open(topic, create=True) as orders:
         commit(orders, b"new")
         assert values_of(orders)[-1] == b"new"
 
 
 def test_another_topic_may_use_a_store_that_was_set_back(set_back: Path) -> None:
-    with Topic.open(set_back / "orders") as orders, Topic.open(set_back / "bills") as bills:
+    with Topic.open(set_back / "orders", create=True) as orders, Topic.open(set_back / "bills", create=True) as bills:
         for number in range(9):
             commit(bills, b"%d" % number)
         commit(orders, b"new")
@@ -112,7 +112,7 @@ def test_another_topic_may_use_a_store_that_was_set_back(set_back: Path) -> None
 
 def test_store_that_is_newer_than_its_topic_goes_on(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with Topic.open(data / "orders") as orders:
+    with Topic.open(data / "orders", create=True) as orders:
         commit(orders, b"0")
     shutil.copytree(data / "orders", tmp_path / "backup")
     with Topic.open(data / "orders") as orders:
@@ -127,13 +127,13 @@ def test_store_that_is_newer_than_its_topic_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["lost", "another one"])
 def test_lost_store_is_named_and_a_repair_is_the_way_out(damage: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with Topic.open(data / "orders") as orders:
+    with Topic.open(data / "orders", create=True) as orders:
         for number in range(3):
             commit(orders, b"old %d" % number)
     stores._open.clear()
     shutil.rmtree(data / ".transactions")
     if damage == "another one":
-        with Topic.open(data / "bills") as bills:
+        with Topic.open(data / "bills", create=True) as bills:
             commit(bills, b"makes it anew")
     with Topic.open(data / "orders") as orders, pytest.raises(LogError, match="is gone, or another one is in its"):
         commit(orders, b"new")
@@ -150,19 +150,19 @@ def test_lost_store_is_named_and_a_repair_is_the_way_out(damage: str, tmp_path: 
 @pytest.mark.parametrize("way", ["snapshot", "mirror", "by hand"])
 def test_topic_that_goes_to_another_host_gets_a_store_there(way: str, tmp_path: Path) -> None:
     source, copy = tmp_path / "a" / "orders", tmp_path / "b" / "orders"
-    with Topic.open(source) as orders:
+    with Topic.open(source, create=True) as orders:
         for number in range(5):
             commit(orders, b"old %d" % number)
         if way == "snapshot":
-            loglib.snapshot(source, copy)
+            loglib.copies.snapshot(source, copy)
         elif way == "mirror":
-            loglib.mirror(source, copy)
+            loglib.copies.mirror(source, copy)
     if way == "by hand":
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("transactions.json"))
     stores._open.clear()
     shutil.rmtree(tmp_path / "a")
-    loglib.promote(copy, force=True)
-    with Topic.open(copy) as orders:
+    loglib.copies.promote(copy, force=True)
+    with Topic.open(copy, create=True) as orders:
         numbers = [commit(orders, b"new %d" % number) for number in range(7)]
         assert values_of(orders) == [b"old %d" % n for n in range(5)] + [b"new %d" % n for n in range(7)]
     assert len(set(numbers)) == 7
@@ -175,7 +175,7 @@ def test_failover_and_back_loses_nothing(tmp_path: Path) -> None:
     wanted: list[bytes] = []
 
     def work(place: Path) -> None:
-        with Topic.open(place) as topic:
+        with Topic.open(place, create=True) as topic:
             for _ in range(3):
                 value = b"%d" % len(wanted)
                 commit(topic, value)
@@ -183,31 +183,31 @@ def test_failover_and_back_loses_nothing(tmp_path: Path) -> None:
             assert values_of(topic) == wanted
 
     work(a)
-    loglib.mirror(a, b)
+    loglib.copies.mirror(a, b)
     stores._open.clear()
     (tmp_path / "a" / ".transactions").rename(tmp_path / "a" / "gone")  # host a does not answer
-    loglib.promote(b, force=True)
+    loglib.copies.promote(b, force=True)
     work(b)
     stores._open.clear()
     (tmp_path / "a" / "gone").rename(tmp_path / "a" / ".transactions")
-    loglib.mirror(b, a, demote=True)
-    loglib.promote(a)
+    loglib.copies.mirror(b, a, demote=True)
+    loglib.copies.promote(a)
     work(a)
-    with Topic.open(tmp_path / "a" / "bills") as bills:
+    with Topic.open(tmp_path / "a" / "bills", create=True) as bills:
         commit(bills, b"x")
     work(a)
 
 
 def test_copy_names_the_store_though_retention_has_dropped_its_transactions(tmp_path: Path) -> None:
     source, copy = tmp_path / "data" / "orders", tmp_path / "copies" / "orders"
-    with Topic.open(source) as orders:
+    with Topic.open(source, create=True) as orders:
         commit(orders, b"old")
         orders.partition(0).roll()
         orders.append(b"native", sync=True)
         orders.partition(0).delete_before(orders.partition(0).segments[-1].base_offset)
-    loglib.mirror(source, copy)
-    loglib.promote(copy)
-    with Topic.open(copy) as orders:
+    loglib.copies.mirror(source, copy)
+    loglib.copies.promote(copy)
+    with Topic.open(copy, create=True) as orders:
         number = commit(orders, b"new")
         assert values_of(orders) == [b"native", b"new"]
     assert last_version("shop", store=tmp_path / "data") == 1, "the same store goes on"
@@ -233,11 +233,11 @@ def test_transaction_whose_log_was_replaced_waits_until_a_repair_gives_it_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
-    with Topic.open(data / "orders") as orders:
+    with Topic.open(data / "orders", create=True) as orders:
         commit(orders, b"0")
     shutil.copytree(data, tmp_path / "other")
     stores._open.clear()
-    with Topic.open(tmp_path / "other" / "orders") as orders:
+    with Topic.open(tmp_path / "other" / "orders", create=True) as orders:
         commit(orders, b"of the other history")
     stores._open.clear()
     with Topic.open(data / "orders") as orders, dying(monkeypatch, apply.Applier, "run"):
@@ -245,10 +245,10 @@ def test_transaction_whose_log_was_replaced_waits_until_a_repair_gives_it_up(
     shutil.rmtree(data / "orders")
     shutil.copytree(tmp_path / "other" / "orders", data / "orders")
     with pytest.raises(CommitPendingError):
-        loglib.recover_transactions(data)
+        loglib.transactions.recover_transactions(data)
     (done,) = loglib.repair(data / ".transactions").repairs
     assert "given up" in done.what and done.kept is not None and Path(done.kept).exists()
-    loglib.recover_transactions(data)
+    loglib.transactions.recover_transactions(data)
     with Topic.open(data / "orders") as orders:
         commit(orders, b"new")
         assert values_of(orders) == [b"0", b"of the other history", b"new"]
@@ -286,7 +286,7 @@ def test_lost_mark_does_not_hide_that_the_store_was_set_back(set_back: Path) -> 
 
 def test_two_transactions_of_all_partitions_after_a_repair(set_back: Path) -> None:
     loglib.repair(set_back / ".transactions")
-    with Topic.open(set_back / "orders") as orders, Topic.open(set_back / "bills") as bills:
+    with Topic.open(set_back / "orders", create=True) as orders, Topic.open(set_back / "bills", create=True) as bills:
         with transaction("both") as tx:
             tx.append(orders, b"1")
             tx.append(bills, b"1")
@@ -295,12 +295,12 @@ def test_two_transactions_of_all_partitions_after_a_repair(set_back: Path) -> No
 
 def test_promoted_topic_keeps_a_store_that_it_can_reach(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source, copy = tmp_path / "data" / "orders", tmp_path / "copies" / "orders"
-    with Topic.open(source) as orders, transaction("shop", version=7) as tx:
+    with Topic.open(source, create=True) as orders, transaction("shop", version=7) as tx:
         tx.append(orders, b"x")
-    loglib.mirror(source, copy)
-    loglib.promote(copy)
+    loglib.copies.mirror(source, copy)
+    loglib.copies.promote(copy)
     assert "the store of its transactions is not here" not in caplog.text
-    with Topic.open(copy) as orders, transaction("shop", version=7) as tx:
+    with Topic.open(copy, create=True) as orders, transaction("shop", version=7) as tx:
         tx.append(orders, b"again")
     assert tx.repeated
 
@@ -318,8 +318,8 @@ def test_waiting_transaction_of_a_backup_is_found_where_it_was_applied_since(
     for topic in pair:
         topic.close()
     replace_store(store_of(orders), tmp_path / "backup")
-    loglib.recover_transactions(tmp_path / "data")
+    loglib.transactions.recover_transactions(tmp_path / "data")
     loglib.repair(store_of(orders))
-    with Topic.open(orders.path) as again:
+    with Topic.open(orders.path, create=True) as again:
         commit(again, b"new")
         assert sorted(values_of(again)) == [b"behind it", b"new", b"x", b"x"]

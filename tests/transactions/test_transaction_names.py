@@ -15,8 +15,8 @@ from loglib import Topic, transaction
 def test_topic_under_two_names_gets_what_was_appended_to_both(tmp_path: Path, linked: str, mode: str) -> None:
     """The part under the second name was committed, and dropped without a word."""
     path, link = tmp_path / "real" / "orders", tmp_path / "link" / "orders"
-    Topic.open(path).close()
-    Topic.open(tmp_path / "real" / "others").close()
+    Topic.open(path, create=True).close()
+    Topic.open(tmp_path / "real" / "others", create=True).close()
     if linked == "topic":
         link.parent.mkdir()
         link.symlink_to(path)

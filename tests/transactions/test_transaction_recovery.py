@@ -188,7 +188,7 @@ LARGE = """
         return found
 
     setattr(SectionWriter, way, called)
-    with Topic.open(path) as topic, transaction("etl", version=1) as tx:
+    with Topic.open(path, create=True) as topic, transaction("etl", version=1) as tx:
         for number in range(200):
             tx.append_many(topic, [b"%d %d " % (number, each) + bytes(10_000) for each in range(100)])
     print(tx.repeated, calls)
@@ -203,7 +203,7 @@ def test_large_section_that_was_killed_between_two_chunks_comes_once(
 ) -> None:
     """200 MB: killed behind and before chunks, with 500 producers between, and repeated."""
     path = tmp_path / "data" / "topic"
-    Topic.open(path, segment_bytes=64 << 20).close()
+    Topic.open(path, create=True, segment_bytes=64 << 20).close()
     killed = start_python(LARGE, path, way, first, "behind")
     assert killed.wait(120) == -signal.SIGKILL
     killed.communicate()

@@ -12,15 +12,8 @@ import stored_transactions
 from stored_transactions import PATH, Between, names, transaction
 
 from conftest import start_python
-from loglib import (
-    CorruptLogError,
-    FencedError,
-    ForkedHandleError,
-    LogClosedError,
-    LogMovedError,
-    SourceMismatchError,
-    StaleGenerationError,
-)
+from loglib import CorruptLogError, FencedError, LogClosedError, LogMovedError, StaleGenerationError
+from loglib.errors import ForkedHandleError, SourceMismatchError
 from loglib.log.transaction_numbers import CHECKPOINT, is_done, name_of
 from loglib.system.files import REAL, Files
 from loglib.testing import MemoryFiles, RecordingFiles

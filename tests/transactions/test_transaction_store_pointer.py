@@ -16,13 +16,13 @@ from loglib.transactions.store import open_store
 @pytest.fixture
 def named(tmp_path: Path) -> Path:
     """A topic that has a store."""
-    with Topic.open(tmp_path / "data" / "topic") as topic, transaction("etl") as tx:
+    with Topic.open(tmp_path / "data" / "topic", create=True) as topic, transaction("etl") as tx:
         tx.append(topic, b"x")
     return tmp_path / "data" / "topic"
 
 
 def test_topic_without_transactions_has_no_store(tmp_path: Path) -> None:
-    Topic.open(tmp_path / "topic").close()
+    Topic.open(tmp_path / "topic", create=True).close()
     assert read_pointer(REAL, str(tmp_path / "topic")) is None
     assert not is_pending_here(REAL, str(tmp_path / "topic"), 1, 1)
 
@@ -31,7 +31,7 @@ def test_topics_and_store_may_be_moved_together(
     named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data").rename(tmp_path / "elsewhere")
-    with Topic.open(tmp_path / "elsewhere" / "topic") as topic:
+    with Topic.open(tmp_path / "elsewhere" / "topic", create=True) as topic:
         with transaction("etl") as tx:
             tx.append(topic, b"y")
         assert values_of(topic) == [b"x", b"y"]
@@ -57,7 +57,7 @@ def test_damage_of_the_name_is_found(named: Path) -> None:
         assert not is_pending_here(REAL, str(named), 2, 1)
     file.write_bytes(content[:40])
     with pytest.raises(CorruptLogError):
-        Topic.open(named)
+        Topic.open(named, create=True)
 
 
 def test_newer_format_is_refused_by_name(named: Path) -> None:
@@ -76,7 +76,7 @@ def test_store_is_named_once(named: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_crash_left_is_replaced(tmp_path: Path) -> None:
-    with Topic.open(tmp_path / "data" / "topic") as topic:
+    with Topic.open(tmp_path / "data" / "topic", create=True) as topic:
         Path(topic.path, "transactions.json.tmp").write_bytes(b"torn")
         with transaction("etl") as tx:
             tx.append(topic, b"x")
@@ -86,7 +86,7 @@ def test_what_a_crash_left_is_replaced(tmp_path: Path) -> None:
 def test_process_that_was_slower_uses_the_name_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from loglib.log import store_pointer
 
-    with Topic.open(tmp_path / "data" / "topic") as topic, transaction("etl") as tx:
+    with Topic.open(tmp_path / "data" / "topic", create=True) as topic, transaction("etl") as tx:
         tx.append(topic, b"x")
     there = read_pointer(REAL, topic.path)
     assert there is not None

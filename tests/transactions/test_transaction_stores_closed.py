@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from conftest import needs_proc
-from loglib import Topic, last_version, transaction
+from loglib import Topic, transaction
 from loglib.system.files import REAL
+from loglib.transactions import last_version
 from loglib.transactions.store import open_store
 
 
@@ -20,7 +21,7 @@ def stores_open(below: Path) -> int:
 @needs_proc
 def test_process_that_has_used_many_stores_has_none_of_them_open(tmp_path: Path) -> None:
     for tenant in range(4):
-        with Topic.open(tmp_path / f"tenant{tenant}" / "orders") as topic, transaction("app") as tx:
+        with Topic.open(tmp_path / f"tenant{tenant}" / "orders", create=True) as topic, transaction("app") as tx:
             tx.append(topic, b"x")
         with Topic.open(tmp_path / f"tenant{tenant}" / "orders", mode="r") as topic:
             with transaction("app") as tx:
@@ -37,7 +38,7 @@ def test_process_that_has_used_many_stores_has_none_of_them_open(tmp_path: Path)
 @pytest.mark.parametrize("mode", ["a", "r"])
 def test_topic_keeps_the_store_of_its_transactions_open(tmp_path: Path, mode: str) -> None:
     """Otherwise each transaction would read the store again."""
-    Topic.open(tmp_path / "orders").close()
+    Topic.open(tmp_path / "orders", create=True).close()
     with Topic.open(tmp_path / "orders", mode=mode) as topic:  # type: ignore[arg-type]
         stores = set()
         for _ in range(3):

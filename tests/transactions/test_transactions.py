@@ -131,8 +131,8 @@ def test_version_that_was_committed_is_dropped(pair: tuple[Topic, Topic]) -> Non
             append_to_all(tx, pair, b"%d" % version)
         assert tx.repeated == (values_of(pair[1])[-1] != b"%d" % version or (version == 7 and tx.number is None))
     assert all_values(pair) == [[b"7", b"8"]] * 3
-    assert loglib.last_version("etl", store=Path(pair[0].path).parent) == 8
-    assert loglib.last_version("other", store=store_of(pair[0])) is None
+    assert loglib.transactions.last_version("etl", store=Path(pair[0].path).parent) == 8
+    assert loglib.transactions.last_version("other", store=store_of(pair[0])) is None
 
 
 def test_versions_rise_by_themselves(pair: tuple[Topic, Topic]) -> None:
@@ -197,9 +197,9 @@ def test_unused_application_is_forgotten_only_when_asked(pair: tuple[Topic, Topi
     with transaction("etl", version=3) as tx:
         tx.append(bills, b"1")
     parent = Path(bills.path).parent
-    assert loglib.expire_apps(timedelta(days=365_000 // 2), store=parent) == []
-    assert loglib.expire_apps(timedelta(), store=parent) == ["etl"]
-    assert loglib.last_version("etl", store=parent) is None
+    assert loglib.transactions.expire_apps(timedelta(days=365_000 // 2), store=parent) == []
+    assert loglib.transactions.expire_apps(timedelta(), store=parent) == ["etl"]
+    assert loglib.transactions.last_version("etl", store=parent) is None
     with transaction("other") as tx:
         tx.append(bills, b"2")
     assert values_of(bills) == [b"1", b"2"]
@@ -292,7 +292,7 @@ def test_transaction_ends_once(pair: tuple[Topic, Topic]) -> None:
 
 
 def test_nothing_is_forgotten_where_there_is_no_store(tmp_path: Path) -> None:
-    assert loglib.expire_apps(timedelta(), store=tmp_path) == []
+    assert loglib.transactions.expire_apps(timedelta(), store=tmp_path) == []
 
 
 def test_commit_in_doubt_keeps_what_is_staged(pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,13 +122,13 @@ def test_another_process_applies_the_commit_of_a_group(
             tx.append(bills, b"x")
             tx.commit(group)
     copy = crash_copy(tmp_path / "data", tmp_path / "copy")
-    loglib.recover_transactions(copy)
+    loglib.transactions.recover_transactions(copy)
     info = open_topic(copy / "orders", mode="r").group_info("etl")
     assert info.committed[0].offset == record.next_offset
     other = crash_copy(tmp_path / "data", tmp_path / "other")
     with Topic.open(other / "orders", mode="r") as topic:
         topic.delete_group("etl")
-    loglib.recover_transactions(other)
+    loglib.transactions.recover_transactions(other)
     assert "the group etl was deleted; its commit is dropped" in caplog.text
     assert values_of(open_topic(other / "bills", mode="r")) == [b"x"]
 

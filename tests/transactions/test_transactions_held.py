@@ -107,9 +107,9 @@ def test_recover_transactions_goes_on_without_a_writer(
         topic.close()
     readers = open_topic(Path(pair[0].path), mode="r"), open_topic(Path(pair[1].path), mode="r")
     assert all_values(readers) == [[], [], []]
-    loglib.recover_transactions(Path(pair[0].path).parent)
+    loglib.transactions.recover_transactions(Path(pair[0].path).parent)
     assert all_values(readers) == [[b"x"]] * 3
-    loglib.recover_transactions(Path(pair[0].path))  # where there is no store, there is nothing to do
+    loglib.transactions.recover_transactions(Path(pair[0].path))  # where there is no store, there is nothing to do
 
 
 def test_store_that_is_gone_hides_nothing_that_is_whole(
@@ -134,7 +134,7 @@ def test_deleted_topic_stops_no_transaction(
     orders.close()
     Topic.delete(orders.path)
     with pytest.raises(CommitPendingError):  # the writer of the other topic has no thread that looks for bells
-        loglib.recover_transactions(Path(bills.path).parent, timeout=0.0)
+        loglib.transactions.recover_transactions(Path(bills.path).parent, timeout=0.0)
     with transaction("etl") as tx:
         tx.append(bills, b"y")
     assert values_of(bills) == [b"x", b"y"]

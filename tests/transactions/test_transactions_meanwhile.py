@@ -124,7 +124,7 @@ def test_transactions_of_several_processes_on_partitions_that_nobody_holds(tmp_p
     """
     paths = [tmp_path / "data" / "a", tmp_path / "data" / "b"]
     for path in paths:
-        Topic.open(path, partitions=2).close()
+        Topic.open(path, create=True, partitions=2).close()
     processes = [start_python(program, f"app{number}", *paths, stdin=None, stdout=None) for number in range(3)]
     for process in processes:
         _, errors = process.communicate(timeout=120)
@@ -201,5 +201,5 @@ def test_topic_that_is_changed_just_now_is_waited_for(pair: tuple[Topic, Topic],
     with pytest.raises(CommitPendingError, match="waits for the writer of"), transaction("etl", timeout=0.05) as tx:
         tx.append(reader, b"x")
     held.release()
-    loglib.recover_transactions(Path(bills.path).parent)
+    loglib.transactions.recover_transactions(Path(bills.path).parent)
     assert values_of(reader) == [b"first", b"x"]

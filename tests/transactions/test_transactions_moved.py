@@ -29,7 +29,7 @@ def delete(orders: Path) -> None:
 
 def make_anew(orders: Path) -> None:
     shutil.rmtree(orders)
-    Topic.open(orders, partitions=2).close()
+    Topic.open(orders, create=True, partitions=2).close()
 
 
 def move_partition(orders: Path) -> None:
@@ -63,7 +63,7 @@ def test_topic_that_is_gone_before_the_commit_commits_nothing(
         tx.append(bills, b"lost")
         change(Path(orders.path))
     assert values_of(bills) == [b"0", b"1"]
-    assert loglib.last_version("etl", store=Path(bills.path).parent) is None
+    assert loglib.transactions.last_version("etl", store=Path(bills.path).parent) is None
 
 
 @pytest.mark.parametrize("name", ["orders2", "a-name-before"])
@@ -77,13 +77,13 @@ def test_topic_that_is_moved_behind_the_commit_gets_its_part(
     orders.close()
     moved = Path(orders.path).with_name(name)
     Path(orders.path).rename(moved)
-    loglib.snapshot(moved, moved.with_name("snapshot"))  # has the same log id, and is not the topic
+    loglib.copies.snapshot(moved, moved.with_name("snapshot"))  # has the same log id, and is not the topic
     (moved.parent / "no-topic").mkdir()
     (moved.parent / "no-topic" / "topic.json").write_bytes(b"rotten")
     with transaction("etl") as tx:
         tx.append(bills, b"y")
     assert values_of(bills) == [b"x", b"y"]
-    with Topic.open(moved) as again:
+    with Topic.open(moved, create=True) as again:
         assert values_of(again) == [bytes(2 << 20)]
     assert list((moved / "staging").iterdir()) == []
 
@@ -169,7 +169,7 @@ def test_two_stores_for_one_transaction_are_refused(pair: tuple[Topic, Topic], t
     orders, _ = pair
     with transaction("etl") as tx:
         tx.append(orders, b"x", partition=0)
-    with Topic.open(tmp_path / "other" / "topic") as other, transaction("else") as tx:
+    with Topic.open(tmp_path / "other" / "topic", create=True) as other, transaction("else") as tx:
         tx.append(other, b"1")
     with (
         Topic.open(tmp_path / "other" / "topic") as other,

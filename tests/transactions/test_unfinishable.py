@@ -41,7 +41,7 @@ def test_reader_of_records_behind_a_part_says_what_is_wrong(half: Path) -> None:
 
 def test_writer_does_not_append_where_nobody_would_see_it(half: Path) -> None:
     with pytest.raises(CorruptLogError, match="nobody can finish it"):
-        Topic.open(half)
+        Topic.open(half, create=True)
     with Topic.open(half, shared=True) as topic:
         for _ in range(2):
             with pytest.raises(CorruptLogError, match="nobody can finish it"):
@@ -55,9 +55,9 @@ def test_repair_declares_the_part_as_lost_and_shows_the_rest(half: Path, waterma
     assert any("part of transaction" in str(each) for each in loglib.repair(half, dry_run=True).repairs)
     report = loglib.repair(half)
     assert report.lost_bytes > 1 << 20 and not report.verified.damage
-    with Topic.open(half) as topic:
+    with Topic.open(half, create=True) as topic:
         topic.append(b"new", sync=True)
-        reader = topic.read(on_gap="skip")
+        reader = topic.read(on_damage="skip")
         assert [record.value for record in reader] == [b"before", b"acknowledged", b"new"]
     assert loglib.repair(half).repairs == ()
 
@@ -74,9 +74,9 @@ def test_part_at_the_end_hides_nothing_and_is_not_shown(
     with Topic.open(copy, mode="r") as reading:
         assert values_of(reading) == [b"before"]
     loglib.repair(copy)
-    with Topic.open(copy) as again:
+    with Topic.open(copy, create=True) as again:
         again.append(b"new", sync=True)
-        assert [record.value for record in again.read(on_gap="skip")] == [b"before", b"new"]
+        assert [record.value for record in again.read(on_damage="skip")] == [b"before", b"new"]
 
 
 def test_hold_without_a_record_hides_nothing(tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_hold_without_a_record_hides_nothing(tmp_path: Path, open_topic: Open, m
     copy = crash_copy(tmp_path / "data" / "topic", tmp_path / "copy")
     with Topic.open(copy, mode="r") as reading:
         assert values_of(reading) == [b"acknowledged"]
-    with Topic.open(copy) as again:
+    with Topic.open(copy, create=True) as again:
         again.append(b"new", sync=True)
         assert values_of(again) == [b"acknowledged", b"new"]
 
@@ -109,7 +109,7 @@ def test_whole_transaction_is_shown_without_its_store(
         loglib.repair(copy)
     with Topic.open(copy, mode="r") as reading:
         assert values_of(reading) == [b"x", b"behind it"]
-    with Topic.open(copy) as again:
+    with Topic.open(copy, create=True) as again:
         again.append(b"new", sync=True)
         assert values_of(again) == [b"x", b"behind it", b"new"]
         sound(again.partitions[0])
@@ -126,10 +126,10 @@ def test_end_that_was_written_and_not_published_is_found(
     copy = crash_copy(tmp_path / "data" / "topic", tmp_path / "copy")
     with Topic.open(copy, mode="r") as reading:
         assert values_of(reading) == [b"x", b"behind it"]
-    loglib.mirror(copy, tmp_path / "mirror")
+    loglib.copies.mirror(copy, tmp_path / "mirror")
     with Topic.open(tmp_path / "mirror", mode="r") as reading:
         assert values_of(reading) == [b"x", b"behind it"]
-    with Topic.open(copy) as again:
+    with Topic.open(copy, create=True) as again:
         again.append(b"new", sync=True)
         assert values_of(again) == [b"x", b"behind it", b"new"]
 
@@ -147,8 +147,8 @@ def test_repair_of_a_lost_mark_beside_a_waiting_transaction_shows_no_half(
     loglib.repair(data / "bills")
     with Topic.open(data / "bills", mode="r") as reading:
         assert values_of(reading) == [b"before"]
-    loglib.recover_transactions(data)
-    with Topic.open(data / "bills") as again:
+    loglib.transactions.recover_transactions(data)
+    with Topic.open(data / "bills", create=True) as again:
         assert values_of(again) == [b"before", bytes(9 << 20), b"behind it", b"end"]
 
 
@@ -175,7 +175,7 @@ def test_transaction_for_a_log_with_a_lost_part_is_refused_before_it_is_committe
     with Topic.open(half, mode="r") as topic:
         with pytest.raises(CorruptLogError, match="nobody can finish it"), transaction("etl") as tx:
             tx.append(topic, b"x")
-        assert loglib.last_version("etl", store=half.parent) is None
+        assert loglib.transactions.last_version("etl", store=half.parent) is None
 
 
 def test_transaction_is_committed_behind_a_hold_without_a_record(
@@ -206,14 +206,14 @@ def test_marks_of_a_store_that_another_one_replaced_are_not_believed(
     data = crash_copy(tmp_path / "data", tmp_path / "copy")
     shutil.rmtree(data / ".transactions")
     shutil.copytree(backup, data / ".transactions")
-    with Topic.open(data / "orders") as other:
+    with Topic.open(data / "orders", create=True) as other:
         for value in (b"1", b"2", b"3"):
             with transaction("etl") as tx:
                 tx.append(other, value, partition=0)
     with Topic.open(data / "bills", mode="r") as reading:
         assert values_of(reading) == [b"0"], "no half"
     with pytest.raises(CorruptLogError, match="nobody can finish it"):
-        Topic.open(data / "bills")
+        Topic.open(data / "bills", create=True)
 
 
 def test_topic_opens_while_another_process_applies(
@@ -273,6 +273,6 @@ def test_repair_of_a_lost_mark_finds_a_part_that_begins_in_an_earlier_segment(
     loglib.repair(data / "topic")
     with Topic.open(data / "topic", mode="r") as reading:
         assert values_of(reading) == [b"before"]
-    loglib.recover_transactions(data)
-    with Topic.open(data / "topic") as again:
+    loglib.transactions.recover_transactions(data)
+    with Topic.open(data / "topic", create=True) as again:
         assert values_of(again) == [b"before", bytes(9 << 20), b"behind it", b"end"]

@@ -17,7 +17,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
-from ..config.arguments import Start, check_count, check_timeout
+from ..config.arguments import Start, check_count
+from ..config.quantities import timeout_seconds
 from ..errors import LogClosedError
 from ..groups import Commit
 from ..groups.delivery import Run, Way
@@ -58,7 +59,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
 
         `Group.follow` explains when a record is handled and committed, and the errors.
         """
-        check_timeout(timeout)
+        timeout = timeout_seconds(timeout)
         group = self._member
         while (run := await self._take("one by one", timeout)) is not None:
             while (few := run.next_few()) is not None:
@@ -69,7 +70,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     async def batches(self, timeout: float | None = None) -> AsyncGenerator[HandedBatch, None]:
         """Like `follow`, but yields batches: whole columns instead of single records."""
-        check_timeout(timeout)
+        timeout = timeout_seconds(timeout)
         group = self._member
         while (run := await self._take("batch", timeout)) is not None:
             run.all_out = True
@@ -83,7 +84,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         of a cancelled call are returned again.
         """
         check_count("max_records", max_records)
-        check_timeout(timeout)
+        timeout = timeout_seconds(timeout)
         group = self._member
         group._check_open()
         run = await self._take("polled", timeout, max_records)

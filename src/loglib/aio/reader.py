@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Self
 
-from ..config.arguments import check_timeout
+from ..config.quantities import timeout_seconds
 from ..format.batch import Batch
 from ..format.record import Damage, Record
 from ..log.reader import Reader, StartLike
@@ -31,7 +31,7 @@ class AsyncReader(NotCopyable):
 
     def __init__(self, reader: Reader, *, timeout: float | None = None) -> None:
         """`AsyncTopic.read` and `AsyncTopic.follow` make it. `timeout` is that of `follow`."""
-        check_timeout(timeout)
+        timeout = timeout_seconds(timeout)
         self._reader = reader
         self._timeout = timeout
         self._calls = Calls()
@@ -71,7 +71,7 @@ class AsyncReader(NotCopyable):
 
     @property
     def gaps(self) -> list[Damage]:
-        """The damage that was skipped, with on_gap="skip"."""
+        """The damage that was skipped, with on_damage="skip"."""
         return self._reader.gaps
 
     @property

@@ -22,7 +22,7 @@ from ..append.stats import TopicStats
 from ..format.batch import Batch
 from ..format.record import Position, Record
 from ..groups.group import GroupOptions
-from ..log.reader import OnGap, StartLike
+from ..log.reader import OnDamage, StartLike
 from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
 from ..topic import Topic
@@ -93,25 +93,25 @@ class AsyncTopic(NotCopyable):
     # --- read ------------------------------------------------------------------------------------
 
     def read(
-        self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
+        self, start: StartLike = "begin", end: StartLike | None = None, *, on_damage: OnDamage = "raise"
     ) -> AsyncReader:
         """A reader of all partitions that ends at `end`, or at the present end; see `Topic.read`.
 
         The call finds the start in the loop's thread, which reads some headers.
         """
-        return self._reader(AsyncReader(self.topic.read(start, end, on_gap=on_gap)))
+        return self._reader(AsyncReader(self.topic.read(start, end, on_damage=on_damage)))
 
     def follow(
-        self, start: StartLike = "end", timeout: float | None = None, *, on_gap: OnGap = "raise"
+        self, start: StartLike = "end", timeout: float | None = None, *, on_damage: OnDamage = "raise"
     ) -> AsyncReader:
         """A reader that waits for more records, until `timeout` seconds pass without one. None waits for ever."""
-        return self._reader(AsyncReader(self.topic.follow(start, timeout, on_gap=on_gap), timeout=timeout))
+        return self._reader(AsyncReader(self.topic.follow(start, timeout, on_damage=on_damage), timeout=timeout))
 
     def batches(
-        self, start: StartLike = "begin", end: StartLike | None = None, *, on_gap: OnGap = "raise"
+        self, start: StartLike = "begin", end: StartLike | None = None, *, on_damage: OnDamage = "raise"
     ) -> AsyncGenerator[Batch, None]:
         """Whole columns of all partitions, from `start` to `end` or to the present end."""
-        return self.read(start, end, on_gap=on_gap).batches()
+        return self.read(start, end, on_damage=on_damage).batches()
 
     def group(self, name: str, **options: Unpack[GroupOptions]) -> AsyncGroup[Record, Batch, int]:
         """A member of a consumer group; the options are those of `Topic.group`. It joins with `async with`.

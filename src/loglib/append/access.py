@@ -9,11 +9,14 @@ Threads: safe for all; the writer is made under `Handles.opening`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Protocol
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
-from ..config.policies import TopicConfig, microseconds
-from ..errors import LockedError, LogClosedError, ReadOnlyError
+from ..config.policies import TopicConfig
+from ..config.quantities import microseconds
+from ..errors import LockedError, LogClosedError, LogMovedError, ReadOnlyError, TooManyFilesError, is_out_of_descriptors
+from ..log import copy_role, topic_file
 from ..log.log import Log
 from ..segment import Identity
 from ..system import lock
@@ -25,8 +28,9 @@ from .handles import Handles
 from .publication import Copies
 from .retention_pass import RetentionRunner
 from .section_writer import SectionWriter
+from .writer import WRITER_DESCRIPTORS
 
-__all__ = ["Access", "Replicated"]
+__all__ = ["Access", "Replicated", "access_of", "check_still", "own_all"]
 
 
 class Replicated(Protocol):
@@ -162,3 +166,35 @@ class Access(NotCopyable):
             return
         except Exception as error:  # noqa: BLE001  Raised by the writer's next call.
             self.writer().raise_soon(from_background(error, self.directory, "housekeeping"))
+
+
+def access_of(path: str, log_id: bytes, donors: Iterable[str], number: int, **common: Any) -> Access:
+    """The access to a partition of the topic at `path`. It refers to no topic, which would keep itself open."""
+    directory, identity = topic_file.partition_directory(path, number), Identity.of(log_id, number)
+    access = Access(directory=directory, identity=identity, **common)
+    access.log.donors = tuple([topic_file.partition_directory(each, number) for each in donors])
+    return access
+
+
+def check_still(files: Files, path: str, partitions: int) -> None:
+    """Refuse to write if a copy has replaced the topic since it was opened, or with an old number of partitions.
+
+    Keys would go to other partitions than with other writers.
+    """
+    copy_role.check_leader(files, path)
+    described = topic_file.read(files, path)
+    if described is not None and described[1].partitions != partitions:
+        raise LogMovedError(path, f"has other than the {partitions} partitions that it was opened with")
+
+
+def own_all(accesses: Sequence[Access], path: str) -> None:
+    """Take the locks of all partitions of the topic at `path`."""
+    try:
+        for access in accesses:
+            access.writer()
+    except OSError as error:
+        if not is_out_of_descriptors(error):
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        needed = len(accesses) * WRITER_DESCRIPTORS + 1  # a roll needs one more for a moment
+        raise TooManyFilesError(path, error, needed, limit) from error

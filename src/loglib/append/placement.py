@@ -59,6 +59,11 @@ class Placement:
         if partitions != count:
             raise LogMovedError(self._path, f"has other than the {count} partitions that it was opened with")
 
+    @property
+    def count(self) -> int:
+        """The number of partitions among which keys choose."""
+        return len(self._accesses)
+
     def number(self, given: int) -> int:
         """The number of a partition of this topic; `ValueError` if there is none."""
         number = partition_number(given)
@@ -95,6 +100,10 @@ class Placement:
         """The writer of a partition. `LockedError` if another process has it; `ValueError` if there is none."""
         self.check_writable()
         return self._accesses[self.number(number)].writer()
+
+    def open_writer_of(self, number: int) -> SectionWriter | None:
+        """The writer of a partition if this process has one; `ValueError` if there is no such partition."""
+        return self._accesses[self.number(number)].open_writer
 
     def choose(self, records: int = 1, size_bytes: int = 0) -> SectionWriter:
         """The writer for keyless records: the sticky one until its batch is full, then one at random."""

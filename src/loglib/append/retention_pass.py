@@ -26,7 +26,8 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Protocol
 
-from ..config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, TopicConfig, microseconds
+from ..config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, TopicConfig
+from ..config.quantities import microseconds
 from ..errors import LockedError, LogError, StorageFullError, together
 from ..log import copy_role, topic_file
 from ..log.index import SegmentIndex

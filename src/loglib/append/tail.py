@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, NoReturn
 
-from ..config.policies import MAX_OFFSET, TopicConfig, microseconds
+from ..config.policies import MAX_OFFSET, TopicConfig
+from ..config.quantities import microseconds
 from ..errors import LogMovedError, StorageIOError, WriterFailedError
 from ..format.header import NO_PRODUCER, PRODUCERS, Body, Header, Producer, batch_of_one, stamp
 from ..format.record import new_tuple

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import NamedTuple
 
-from ..config.policies import microseconds
+from ..config.quantities import microseconds
 from ..format.record import OffsetRange
 from ..log import catalog
 from ..partition import Partition
@@ -208,7 +208,7 @@ class _Place:
         """The tallies of the readable records in [start, end) of a log. Each range is read once."""
         key = partition.path, start, end
         if key not in self._recounted:
-            batches = partition.batches(start, end, on_gap="skip")
+            batches = partition.batches(start, end, on_damage="skip")
             self._recounted[key] = merged(tallies(batch, self.window_us) for batch in batches)
         return self._recounted[key]
 

@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
 
-from ..config.arguments import check_timeout
-from ..config.policies import microseconds
+from ..config.quantities import Duration, microseconds, seconds
 from ..errors import LockedError
 from ..format.batch import Batch, stored_header
 from ..log.history import HistoryPoint, compare_history
@@ -184,12 +183,12 @@ class Auditor(NotCopyable):
                 self._open_until = 0
             return found
 
-    def run(self, *, every: float = 60.0) -> None:
-        """Publish every `every` seconds, until `close` is called from another thread or in a signal handler.
+    def run(self, *, every: Duration = 60.0) -> None:
+        """Publish at this interval, a duration, until `close` is called from another thread or in a signal handler.
 
         If others have the trail for too long, a warning is logged, and the next round publishes all.
         """
-        check_timeout(every)
+        every_s = seconds("every", every)
         while not self._ended.is_set():
             with self._at_work():
                 if not self._ended.is_set():
@@ -197,7 +196,7 @@ class Auditor(NotCopyable):
                         self.publish()
                     except LockedError as error:
                         logger.warning("the counts of %s wait for their trail: %s", self._topic.path, error)
-            self._ended.wait(every)
+            self._ended.wait(every_s)
         self.close()
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ..copies.heal import HealReport
-from ..copies.heal import heal as heal_from
+from ..copies.healing import HealReport
+from ..copies.healing import heal as heal_from
 from ..copies.scrub import Scrub
 from ..log.verify import VerifyReport
 from ..retention import SegmentDecision

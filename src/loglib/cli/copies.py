@@ -18,11 +18,11 @@ from typing import Any
 import click
 
 from ..copies.credentials import CopyCredentials, SourceCredentials
-from ..copies.mirror import Mirror, Mirrored
 from ..copies.mirror_server import serve_mirror
-from ..copies.promote import promote as make_leader
+from ..copies.mirrors import Mirror, MirrorReport
+from ..copies.promotion import promote as make_leader
 from ..copies.remote_source import TIMEOUT_S
-from ..copies.snapshot import snapshot as take_snapshot
+from ..copies.snapshots import snapshot as take_snapshot
 from ..errors import BrokenStreamError, LogError, UntrustedPeerError
 from ..system.not_copyable import NotCopyable
 from .arguments import DIRECTORY, DURATION, TOPIC, Parsed, add_options, as_json
@@ -77,10 +77,10 @@ def mirror(topic: str, to: str, follow: bool, as_json: bool, **options: Any) -> 
 
 def _mirror_arguments(*, restart: bool, demote: bool, limit: float | None) -> dict[str, Any]:
     speed = None if limit is None else limit * 1e6
-    return {"on_gap": "restart" if restart else "error", "demote": demote, "bytes_per_second": speed}
+    return {"on_divergence": "restart" if restart else "raise", "demote": demote, "bytes_per_second": speed}
 
 
-def _run(made: Mirror, source: str, to: str, *, follow: bool) -> Mirrored:
+def _run(made: Mirror, source: str, to: str, *, follow: bool) -> MirrorReport:
     """Copy, and follow the source until Ctrl-C if that is asked for."""
     with made:
         try:
@@ -94,7 +94,7 @@ def _run(made: Mirror, source: str, to: str, *, follow: bool) -> Mirrored:
         return made.report()
 
 
-def _print_report(report: Mirrored, *, as_json: bool, to_stderr: bool = False) -> None:
+def _print_report(report: MirrorReport, *, as_json: bool, to_stderr: bool = False) -> None:
     if as_json and not to_stderr:
         print_json(report._asdict())
         return

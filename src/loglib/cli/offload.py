@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from ..offload.archive import archive as archive_topic
 from ..offload.archive_manifest import ArchivedPartition
+from ..offload.archiving import archive as archive_topic
 from ..offload.storage import storage_of
-from ..offload.tier import tier as tier_topic
 from ..offload.tier_manifest import TieredPartition
+from ..offload.tiering import tier as tier_topic
 from .arguments import DIRECTORY, SIZE, TOPIC, add_options, as_json, roll_all
 from .output import bar, note, print_each, sized, when
 
@@ -40,7 +40,7 @@ def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, d
         roll_all(topic)
     with bar(topic) as progress:
         made = archive_topic(
-            topic, to, file_bytes=file_bytes, on_gap="skip" if skip_gaps else "raise", progress=progress, delta=delta
+            topic, to, file_bytes=file_bytes, on_damage="skip" if skip_gaps else "raise", progress=progress, delta=delta
         )
 
     def facts(each: ArchivedPartition) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..config.policies import TopicConfig, microseconds
+from ..config.policies import TopicConfig
+from ..config.quantities import microseconds
 from .arguments import DURATION, NAMES, SIZE, Command, add_options
 from .output import age
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..format.record import Record
-from ..log.reader import OnGap, Reader
+from ..log.reader import OnDamage, Reader
 from ..partition import Partition
 from ..topic import Topic
 from .arguments import SOURCE, START, add_options, as_json, partition_start
@@ -49,7 +49,7 @@ def cat(topic: str, start: Any, end: Any, partition: int | None, **how: Any) -> 
     with Topic.open(topic, mode="r") as opened:
         source = opened if partition is None else opened.partition(partition)
         start, end = partition_start(start, partition), partition_start(end, partition)
-        with source.read(start, end, on_gap=_on_gap(how)) as reader:
+        with source.read(start, end, on_damage=_on_gap(how)) as reader:
             return _print(reader, **how)
 
 
@@ -75,15 +75,15 @@ def tail(
             count = 10 if records is None else records
             start, limit = {each.id: each.offset_before_end(count) for each in partitions}, None
         start = partition_start(start, partition)
-        on_gap = _on_gap(how)
+        on_damage = _on_gap(how)
         if follow:
-            with source.follow(start, timeout, on_gap=on_gap) as reader:
+            with source.follow(start, timeout, on_damage=on_damage) as reader:
                 return _print(reader, records=limit, flush=True, **how)
-        with source.read(start, on_gap=on_gap) as reader:
+        with source.read(start, on_damage=on_damage) as reader:
             return _print(reader, records=limit, **how)
 
 
-def _on_gap(how: dict[str, Any]) -> OnGap:
+def _on_gap(how: dict[str, Any]) -> OnDamage:
     return "skip" if how.pop("skip_damage") else "raise"
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from ..config.policies import TopicConfig
+from ..groups.several_topics import topics
 from ..log.catalog import TopicInfo
 from ..log.topic_file import NAME
 from ..partition import Partition
 from ..system.files import REAL
-from ..topic import Topic, topics
+from ..topic import Topic
 from .arguments import DIRECTORY, TOPIC, as_json, confirmed, dry_run, topic_paths, yes
 from .output import note, print_each, print_json, print_table, safe, sized, when
 from .policies import changed, described, policy_options
@@ -37,7 +38,7 @@ def create(topic: str, partitions: int, partitioner: Any, permissions: str | Non
             policies["permissions"] = int(permissions, 8)
         except ValueError:
             raise click.BadParameter(f"{permissions!r} is not an octal number such as 640") from None
-    Topic.open(topic, partitions=partitions, partitioner=partitioner, **policies).close()
+    Topic.create(topic, partitions=partitions, partitioner=partitioner, **policies).close()
     note(f"created {topic}")
 
 

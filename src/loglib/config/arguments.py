@@ -6,16 +6,15 @@ raises a `TypeError` or `ValueError` that says what to pass instead. append/reco
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from operator import index
 from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
-from .policies import NAME, microseconds
+from .policies import NAME
+from .quantities import Duration, microseconds, parse_microseconds, seconds
 from .times import from_datetime
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "Time",
     "check_count",
     "check_names",
-    "check_timeout",
     "donor_paths",
     "parse_start",
     "partition_number",
@@ -36,10 +34,7 @@ Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, a
 
 T = TypeVar("T")
 
-_AGE = re.compile(r"-(?:\d{1,18}(?:\.\d{1,18})?(?:us|ms|s|m|h|d|w))+")
-_PART_OF_AGE = re.compile(r"([\d.]+)([a-z]+)")
 _ELSEWHERE = {"earliest": "begin", "beginning": "begin", "latest": "end", "now": "end"}
-_UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6, "w": 604800 * 10**6}
 
 
 class Time(NamedTuple):
@@ -64,9 +59,9 @@ def parse_start(start: Start, *, now_us: int) -> str | int | Time:
 def _parse_text(start: str, *, now_us: int) -> str | Time:
     if start in ("begin", "end"):
         return start
-    if _AGE.fullmatch(start):
-        parts = _PART_OF_AGE.findall(start)
-        return Time(now_us - sum(round(float(number) * _UNITS[unit]) for number, unit in parts))
+    age_us = parse_microseconds(start.removeprefix("-")) if start.startswith("-") else None
+    if age_us is not None:
+        return Time(now_us - age_us)
     if start[:1].isdigit():
         with suppress(ValueError):  # not a time, or a time without a zone
             return Time(from_datetime(datetime.fromisoformat(start)))
@@ -114,25 +109,12 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1, not {value}")
 
 
-def check_timeout(timeout: Any) -> None:
-    """Refuse a value that is not a number of seconds. None waits for ever; zero and less do not wait."""
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
-    if math.isnan(timeout):
-        raise ValueError("timeout must be a number of seconds or None, not nan")
-
-
-def spin_seconds(spin: Any) -> float:
-    """The seconds of a `spin`: a timedelta, or None for none."""
-    if spin is None:
-        return 0.0
-    if not isinstance(spin, timedelta):
-        raise TypeError(f"spin must be a timedelta or None, not {spin!r}")
-    if spin < timedelta(0):
+def spin_seconds(spin: Duration | None) -> float:
+    """The seconds of a `spin`; 0 for None."""
+    found = 0.0 if spin is None else seconds("spin", spin)
+    if found < 0:
         raise ValueError(f"spin must be at least 0, not {spin!r}")
-    return spin.total_seconds()
+    return found
 
 
 def partition_number(given: Any) -> int:

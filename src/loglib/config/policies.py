@@ -1,7 +1,7 @@
 """Policies: the policies of a topic, as given to `Topic.open` and stored in `topic.json`.
 
 Invariant: a value of these classes has passed its checks. The classes are plain facts: nothing here reads
-a clock or a disk. An interval is in seconds; an age is a `timedelta`.
+a clock or a disk.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from .quantities import Duration, Size, as_duration, as_size, seconds
 from .uri import has_credentials
 
-__all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Policies", "Retention", "TopicConfig", "microseconds"]
+__all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Policies", "Retention", "TopicConfig"]
 
 Durability = Literal["disk", "os"]
 
@@ -34,13 +35,6 @@ NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")  # of a topic, group or me
 PARTITIONER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")  # a built-in one, or the application's own
 
 
-def microseconds(duration: float | timedelta) -> int:
-    """A duration in seconds, or as a `timedelta`, in whole microseconds."""
-    if isinstance(duration, timedelta):
-        return duration // timedelta(microseconds=1)
-    return round(duration * 1_000_000)
-
-
 def _require(condition: bool, name: str, value: object, rule: str) -> None:
     if not condition:
         raise ValueError(f"{name} must be {rule}, not {value!r}")
@@ -52,8 +46,17 @@ def _require_whole(policy: object, *names: str) -> None:
         _require(value is None or type(value) is int, f"{type(policy).__name__}.{name}", value, "a whole number")
 
 
-def _require_duration(name: str, value: object) -> None:
-    _require(value is None or isinstance(value, timedelta), name, value, "a timedelta")
+def _convert(policy: object, convert: Callable[[str, Any], object], *names: str) -> None:
+    """Let these fields have what `convert` makes of their names and values. None remains None."""
+    cls = type(policy).__name__
+    for name in names:
+        value = getattr(policy, name)
+        if value is not None:
+            try:
+                converted = convert(name if cls == "TopicConfig" else f"{cls}.{name}", value)
+            except TypeError as error:
+                raise ValueError(*error.args) from None
+            object.__setattr__(policy, name, converted)
 
 
 def _is_name(value: object) -> bool:
@@ -68,9 +71,9 @@ def _is_number(value: object) -> bool:
 class FlushPolicy:
     """When appended records are flushed (become durable and visible): at the first limit that is reached.
 
-    `records` is a number of records. `interval` is in seconds; a background thread keeps it. `bytes` is a
-    number of encoded bytes. None switches a limit off. Without any limit only `flush()`,
-    `append(sync=True)` and `close()` flush.
+    `records` is a number of records. `interval` is a duration (0.05, "50ms"); a background thread keeps it, and the
+    attribute has its seconds. `bytes` is a size of encoded bytes ("64MiB"). None switches a limit off. Without a limit
+    only `flush()`, `append(sync=True)` and `close()` flush.
 
     The defaults: 0.05 s, so that a person who watches a quiet log sees no delay; 100,000 records and 64 MiB,
     so that one flush takes well under a second.
@@ -80,7 +83,18 @@ class FlushPolicy:
     interval: float | None = 0.05
     bytes: int | None = 64 << 20
 
+    if TYPE_CHECKING:  # callers may give more than the attributes have
+
+        def __init__(
+            self,
+            records: int | None = ...,
+            interval: Duration | None = ...,
+            bytes: Size | None = ...,  # noqa: A002
+        ) -> None: ...
+
     def __post_init__(self) -> None:
+        _convert(self, seconds, "interval")
+        _convert(self, as_size, "bytes")
         _require_whole(self, "records", "bytes")
         _require(self.records is None or self.records >= 1, "FlushPolicy.records", self.records, "at least 1")
         interval = self.interval
@@ -93,9 +107,9 @@ class FlushPolicy:
 class Retention:
     """When whole sealed segments are dropped. None switches a limit off; for `keep_free` 0 does.
 
-    `age` is a timedelta since the segment was sealed, so its newest record is at least as old. `bytes` is the
-    most that one partition keeps; with 0 it keeps only the segment that is being written. `keep_free` is the
-    fraction of the file system, from 0 up to 1, that must stay free.
+    `age` is a duration ("7d", or a timedelta) since the segment was sealed, so its newest record is at least as old.
+    `bytes` is a size ("10GiB"), the most that one partition keeps; with 0 it keeps only the segment that is being
+    written. `keep_free` is the fraction of the file system, from 0 up to 1, that must stay free.
 
     A limit may make segments smaller than `segment_bytes`, so that there are sealed segments to drop. With `bytes`
     a segment has at most a quarter of it. With `keep_free` it has at most a quarter of the topic's room, divided
@@ -108,10 +122,9 @@ class Retention:
     must be given, because a group that nobody runs any more would fill the disk. A group without a commit holds
     everything. `keep_free` drops what is held last.
 
-    `archive` is an archive that `loglib.archive` fills, or a place that `loglib.tier` fills, as a path
+    `archive` is an archive that `loglib.offload.archive` fills, or a place that `loglib.offload.tier` fills, as a path
     from the topic's directory, an absolute one or a URI without credentials. No limit then drops a segment that is not
-    there, or that came to it less than `archive_grace` ago: not even `keep_free`, so somebody must run `loglib.archive`
-    or `loglib.tier`.
+    there, or that came to it less than `archive_grace` ago: not even `keep_free`, so archive or tier regularly.
     """
 
     age: timedelta | None = timedelta(days=7)
@@ -123,11 +136,26 @@ class Retention:
     archive: str | os.PathLike[str] | None = None
     archive_grace: timedelta = timedelta(hours=1)
 
+    if TYPE_CHECKING:  # callers may give more than the attributes have
+
+        def __init__(
+            self,
+            age: Duration | None = ...,
+            bytes: Size | None = ...,  # noqa: A002
+            keep_free: float = ...,
+            hold_for: Sequence[str] = ...,
+            hold_age: Duration | None = ...,
+            hold_bytes: Size | None = ...,
+            archive: str | os.PathLike[str] | None = ...,
+            archive_grace: Duration = ...,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
+        _convert(self, as_duration, "age", "hold_age", "archive_grace")
+        _convert(self, as_size, "bytes", "hold_bytes")
         _require_whole(self, "bytes", "hold_bytes")
         for name in ("age", "hold_age"):
             value = getattr(self, name)
-            _require_duration(f"Retention.{name}", value)
             _require(value is None or value > timedelta(0), f"Retention.{name}", value, "above zero")
         for name in ("bytes", "hold_bytes"):
             value = getattr(self, name)
@@ -162,7 +190,6 @@ class Retention:
                     "give them in the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 )
             object.__setattr__(self, "archive", path)
-        _require_duration("Retention.archive_grace", self.archive_grace)
         _require(self.archive_grace >= timedelta(0), "Retention.archive_grace", self.archive_grace, "at least zero")
 
 
@@ -187,8 +214,8 @@ class TopicConfig:
     def __post_init__(self) -> None:
         _require(isinstance(self.flush, FlushPolicy), "flush", self.flush, "a FlushPolicy")
         _require(isinstance(self.retention, Retention), "retention", self.retention, "a Retention")
-        _require_duration("segment_age", self.segment_age)
-        _require_duration("producer_expiry", self.producer_expiry)
+        _convert(self, as_duration, "segment_age", "producer_expiry")
+        _convert(self, as_size, "segment_bytes", "batch_bytes", "max_record_bytes")
         _require_whole(
             self, "partitions", "segment_bytes", "batch_bytes", "batch_records", "max_record_bytes", "permissions"
         )
@@ -229,6 +256,15 @@ class TopicConfig:
         kept = self.retention.bytes
         return min(self.segment_bytes, max(LEAST_SEALED_BYTES, kept // SEGMENTS_KEPT)) if kept else self.segment_bytes
 
+    def changed(self, policies: Mapping[str, Any]) -> TopicConfig:
+        """These policies with some replaced, in any form that `Topic.open` takes. `ValueError` for an invalid one."""
+        return replace(self, **policies)
+
+    def differences(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The given policies that differ from these, as `replace` would have them. `ValueError` for an invalid one."""
+        changed = self.changed(given)
+        return {name: getattr(changed, name) for name in given if getattr(changed, name) != getattr(self, name)}
+
     def to_json(self) -> dict[str, Any]:
         """The policies as JSON values; durations become seconds."""
         values = asdict(self)
@@ -267,15 +303,15 @@ class Policies(TypedDict, total=False):
 
     flush: FlushPolicy
     retention: Retention
-    segment_bytes: int
-    segment_age: timedelta | None
+    segment_bytes: Size
+    segment_age: Duration | None
     compression: str
     durability: Durability
-    batch_bytes: int
+    batch_bytes: Size
     batch_records: int
-    max_record_bytes: int
+    max_record_bytes: Size
     permissions: int
-    producer_expiry: timedelta | None
+    producer_expiry: Duration | None
 
 
 CODEC_NAMES = ("none", "zlib", "lz4", "zstd")

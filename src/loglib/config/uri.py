@@ -14,7 +14,7 @@ _HADOOP_S3 = ("s3a", "s3n")  # Hadoop's names for S3
 
 
 def is_remote(path: str) -> bool:
-    """Whether the path is a URI of something else than local files."""
+    """True if the path is a URI of anything but local files."""
     return _SCHEME.match(path) is not None and not path.startswith("file:")
 
 
@@ -35,7 +35,7 @@ def normal(uri: str) -> str:
 
 
 def has_credentials(uri: str) -> bool:
-    """Whether something stands before the name of the bucket in a URI of S3; False for every path."""
+    """True if a URI of S3 has credentials before the name of the bucket; False for every path."""
     uri = normal(uri)
     if not uri.startswith("s3://"):
         return False

@@ -82,7 +82,7 @@ class SourceCredentials(NotCopyable):
         """Wait until the copy at the other end has proved its key. Returns the encrypted stream.
 
         `stream` is a connected socket, or two files or descriptors: one to read and one to write. The caller closes it,
-        and must not use it otherwise any more. Give the result to `MirrorServer` or `loglib.serve_mirror`. The peer has
+        and must not use it otherwise any more. Give the result to `MirrorServer` or `serve_mirror`. The peer has
         `timeout` seconds. A wrong key is answered after two seconds, and counted in `refused_keys`.
 
         Raises `UntrustedPeerError` if the peer has another key, or does not trust the certificate; and
@@ -148,7 +148,7 @@ class CopyCredentials(NotCopyable):
         """Prove the key to the source at the other end, and check the source's proof. Returns the encrypted stream.
 
         `host` is the name or address of the source, for which its certificate must have been made. `stream` is as in
-        `SourceCredentials.accept`. Give the result to `Mirror.over` or `loglib.receive_mirror`. The source has
+        `SourceCredentials.accept`. Give the result to `Mirror.over` or `loglib.copies.receive_mirror`. The source has
         `timeout` seconds.
 
         Raises `UntrustedPeerError` if the certificate is not valid or for another host, if the source refuses the key,

@@ -74,7 +74,7 @@ def choose(found: Mapping[Name, LogClaim], *, least: int) -> list[Name]:
     if len({each.nonce for each in found.values() if each.epoch == best.epoch}) > 1:
         raise LogError(
             f"the directories have two histories of writer {best.epoch}: a part of them was opened apart from the "
-            "others with lose=; open one part, with the others in lose="
+            "others with forget_replicas=; open one part, with the others in forget_replicas="
         )
     donors = [name for name, each in found.items() if each[:3] == best[:3] and each.damage is None]
     if not donors:

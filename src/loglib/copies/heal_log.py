@@ -55,7 +55,7 @@ from ..system.files import Files
 from .log_source import SourceLog
 from .sources import SegmentStart
 
-__all__ = ["Healed", "LogHealing", "Unhealed", "heal_log"]
+__all__ = ["HealedRange", "LogHealing", "UnhealedRange", "heal_log"]
 
 _Parts = Callable[[], Iterable[tuple[int, list[bytes]]]]  # file positions, and successive contents there
 
@@ -63,7 +63,7 @@ _PAGE_BYTES = 1 << 16  # the largest page size of any system
 _MOST_PRODUCERS_BYTES = 16 << 20
 
 
-class Healed(NamedTuple):
+class HealedRange(NamedTuple):
     """One thing that was healed, or would be. `str` describes it."""
 
     partition: int | None  # None: the whole topic
@@ -79,7 +79,7 @@ class Healed(NamedTuple):
         return f"{self.path}: {self.what}{donor}{kept}"
 
 
-class Unhealed(NamedTuple):
+class UnhealedRange(NamedTuple):
     """Damage that stays, and why. `str` describes it."""
 
     partition: int | None
@@ -95,8 +95,8 @@ class Unhealed(NamedTuple):
 class LogHealing(NamedTuple):
     """The result of healing one log."""
 
-    healed: tuple[Healed, ...] = ()
-    unhealed: tuple[Unhealed, ...] = ()
+    healed: tuple[HealedRange, ...] = ()
+    unhealed: tuple[UnhealedRange, ...] = ()
 
 
 def heal_log(
@@ -146,8 +146,8 @@ class _Healing(LogCare):
         self._bases = {base for base in found if base >= start}
         self._first_crcs: dict[int, int] = {}  # of the first batches of segments, when they are proven
         self._touched: set[int] = set()  # segments beside which batches were healed
-        self._healed: list[Healed] = []
-        self._unhealed: list[Unhealed] = []
+        self._healed: list[HealedRange] = []
+        self._unhealed: list[UnhealedRange] = []
 
     def run(self) -> LogHealing:
         with closing(self._log):
@@ -162,10 +162,10 @@ class _Healing(LogCare):
         return LogHealing(tuple(self._healed), tuple(self._unhealed))
 
     def _done(self, name: str, what: str, offsets: range = range(0), **facts: str | None) -> None:
-        self._healed.append(Healed(self._identity.partition, self._path(name), what, offsets, **facts))
+        self._healed.append(HealedRange(self._identity.partition, self._path(name), what, offsets, **facts))
 
     def _refuse(self, name: str, why: str, offsets: range = range(0)) -> None:
-        self._unhealed.append(Unhealed(self._identity.partition, self._path(name), why, offsets))
+        self._unhealed.append(UnhealedRange(self._identity.partition, self._path(name), why, offsets))
 
     def _is_held(self, base: int) -> bool:
         """True if another process may be writing this segment: the last one."""

@@ -276,7 +276,8 @@ class LogCopier(NotCopyable):
             if not target.sequence or not restart:
                 raise CorruptLogError(
                     copied.path, 0, "no batch that the source has",
-                    f'a copy of {self.source.place}; a mirror with on_gap="restart" sets this aside and begins again',
+                    f'a copy of {self.source.place}; a mirror with on_divergence="restart" sets this aside and '
+                    "begins again",
                 )  # fmt: skip
             return self._set_all_aside(target)
         mark, (end, last, _) = copied.mark, common

@@ -26,7 +26,7 @@ from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
 from .frames import ACK, ANSWER, BATCHES, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
 from .log_source import SourceLog
-from .mirror import MirrorLag
+from .mirrors import MirrorLag
 from .remote_source import BESIDE, LOG_OF_COMMITS, TIMEOUT_S
 from .sources import SegmentStart
 from .topic_source import LocalTopicSource
@@ -43,7 +43,7 @@ _NO_REQUEST = (ValueError, TypeError, LookupError, AttributeError, RecursionErro
 def serve_mirror(topic: str | os.PathLike[str], stream: Any, *, timeout: float = TIMEOUT_S) -> None:
     """Let a mirror at the other end of the stream copy the topic in this directory, until it leaves.
 
-    At the other end `loglib.receive_mirror` or `Mirror.over` runs. See `MirrorServer` for the rest.
+    At the other end `loglib.copies.receive_mirror` or `Mirror.over` runs. See `MirrorServer` for the rest.
     """
     with MirrorServer(topic, stream, timeout=timeout) as server:
         server.serve()

@@ -33,7 +33,10 @@ __all__ = ["MemberDirectory", "Opening", "ReplicaRequest", "Roster", "check_new"
 
 logger = logging.getLogger("loglib")
 
-_APART = "a part of them was opened apart from the others with lose=; open one part, with the others in lose=[...]"
+_APART = (
+    "a part of them was opened apart from the others with forget_replicas=; "
+    "open one part, with the others in forget_replicas=[...]"
+)
 
 
 class ReplicaRequest(NamedTuple):
@@ -42,15 +45,15 @@ class ReplicaRequest(NamedTuple):
     paths: tuple[str, ...]  # absolute
     acks: Acks | None  # None: as stored, or "all"
     timeout_s: float
-    lose: tuple[str, ...]  # absolute paths, or ids
+    forget_replicas: tuple[str, ...]  # absolute paths, or ids
 
     @classmethod
     def of(
         cls, path: str, replicas: Sequence[str | os.PathLike[str]], acks: Acks | None, timeout_s: float,
-        lose: Sequence[str | os.PathLike[str]],
+        forget_replicas: Sequence[str | os.PathLike[str]],
     ) -> ReplicaRequest:  # fmt: skip
         """Check the arguments of `Topic.open`."""
-        for name, given in (("replicas", replicas), ("lose", lose)):
+        for name, given in (("replicas", replicas), ("forget_replicas", forget_replicas)):
             if isinstance(given, str | bytes | os.PathLike):
                 raise TypeError(f"{name} is a list of directories, not {given!r}")
         if acks is not None and acks not in ACKS:
@@ -60,9 +63,11 @@ class ReplicaRequest(NamedTuple):
         paths = tuple(map(topic_path, replicas))
         if len({path, *paths}) <= len(paths):
             raise ValueError(f"a directory is named twice in {[path, *paths]}")
-        given_up = tuple(map(topic_path, lose))
+        given_up = tuple(map(topic_path, forget_replicas))
         if path in given_up:
-            raise ValueError(f"{path} is opened, so it cannot be in lose=[...]; open another directory of the topic")
+            raise ValueError(
+                f"{path} is opened, so it cannot be in forget_replicas=[...]; open another directory of the topic"
+            )
         return cls(paths, acks, timeout_s, given_up)
 
 
@@ -181,7 +186,7 @@ def check_new(files: Files, request: ReplicaRequest) -> None:
             what = directory.why or "holds a topic"
             raise LogError(
                 f"{path}: {what}; the directory to be opened has none. If it was a member of that topic, open the "
-                "other one instead, and name the lost directory in lose=[...]"
+                "other one instead, and name the lost directory in forget_replicas=[...]"
             )
 
 
@@ -212,8 +217,8 @@ def _first_roster(opening: Opening, given: Sequence[MemberDirectory]) -> Roster:
         if not each.is_empty and not begun:
             what = each.why or "holds a topic, or a member of an earlier list"
             raise LogError(f"{each.path}: {what}; a new replica is made in an empty directory")
-    if opening.request.lose:
-        raise ValueError(f"{opening.path} has no replicas yet, so lose=[...] names nothing")
+    if opening.request.forget_replicas:
+        raise ValueError(f"{opening.path} has no replicas yet, so forget_replicas=[...] names nothing")
     new = _list_with(opening, {}, given, opening.request.acks or "all", 1)
     return Roster(tuple(given), {}, None, new, takes_all=True)
 
@@ -233,7 +238,7 @@ def _list_with(
 
 def _matched(opening: Opening, given: Sequence[MemberDirectory], stored: Members) -> Roster:
     """Compare the given directories with the stored list."""
-    path, lose = opening.path, opening.request.lose
+    path, forget_replicas = opening.path, opening.request.forget_replicas
     replaced = {each.id for each in given if each.members is not None and each.members.joins == stored.version}
     lost = _lost(opening, given, stored) - replaced
     expected = [id_ for id_ in stored.paths if id_ not in lost]
@@ -242,7 +247,7 @@ def _matched(opening: Opening, given: Sequence[MemberDirectory], stored: Members
     missing: dict[str, str] = {}
     for each in given:
         if each.members is None:
-            if each.is_empty and each.path in lose:
+            if each.is_empty and each.path in forget_replicas:
                 new.append(each)
             elif not each.is_empty and each.why is None:
                 raise LogError(f"{each.path} is a topic of its own, and no member of {path}")
@@ -252,24 +257,26 @@ def _matched(opening: Opening, given: Sequence[MemberDirectory], stored: Members
             raise LogError(f"{each.path} is a copy of {here[each.id].path}, made by another program; remove one")
         elif each.id in lost:
             raise LogError(
-                f"{each.path} is in lose=[...] and in replicas=[...], and not empty: if it was made again already, "
-                "leave it out of lose=[...]; if it is lost, empty it first"
+                f"{each.path} is in forget_replicas=[...] and in replicas=[...], and not empty: "
+                "if it was made again already, "
+                "leave it out of forget_replicas=[...]; if it is lost, empty it first"
             )
         elif each.id in stored.paths:
             here[each.id] = each
-        elif not each.is_witness and each.path in lose:  # new, and not complete
+        elif not each.is_witness and each.path in forget_replicas:  # new, and not complete
             new.append(each)
         else:
             raise LogError(
-                f"{each.path} was given up with lose=[...], or is new; remove what is there, or leave it out"
+                f"{each.path} was given up with forget_replicas=[...], or is new; remove what is there, or leave it out"
             )
     unmatched = [each for each in expected if each not in here]
     if len(missing) != len(unmatched) or len(new) > len(lost):
         raise LogError(
             f"{path} is written in {len(stored.paths)} directories, last seen at "
             f"{', '.join(stored.paths.values())}; name all of them: the others than the first in replicas=[...], "
-            f"and those that are lost for good in lose=[...]. Given: {', '.join(each.path for each in given)}"
-            + (f"; lost: {', '.join(lose)}" if lost else "")
+            "and those that are lost for good in forget_replicas=[...]. "
+            f"Given: {', '.join(each.path for each in given)}"
+            + (f"; lost: {', '.join(forget_replicas)}" if lost else "")
         )
     acks, changed = opening.request.acks or stored.acks, None
     if lost or acks != stored.acks or new:
@@ -283,7 +290,7 @@ def _lost(opening: Opening, given: Sequence[MemberDirectory], stored: Members) -
     there = {each.id: each.path for each in given if each.members is not None}
     lost: set[str] = set()
     swapped: dict[str, str] = {}
-    for path in opening.request.lose:
+    for path in opening.request.forget_replicas:
         id_, is_sure = _named(opening.files, path, stored)
         if is_sure or id_ not in there:
             lost.add(id_)
@@ -293,14 +300,14 @@ def _lost(opening: Opening, given: Sequence[MemberDirectory], stored: Members) -
     if swapped and len(swapped) != len(absent):
         path, id_ = next(iter(swapped.items()))
         raise LogError(
-            f"lose=[{path!r}]: the member that was there last, {id_}, is at {there[id_]} now, and {len(absent)} "
+            f"forget_replicas=[{path!r}]: the last member there, {id_}, is at {there[id_]} now, and {len(absent)} "
             f"others are not there: {', '.join(absent) or 'none'}; name the lost ones by these ids"
         )
     return lost | set(absent if swapped else ())
 
 
 def _named(files: Files, given: str, stored: Members) -> tuple[str, bool]:
-    """The id of the member that `lose` names, and True if more than its last path says so."""
+    """The id of the member that `forget_replicas` names, and True if more than its last path says so."""
     with suppress(LogError, OSError):
         found = read_members(files, given)
         if found is not None and found.id in stored.paths:
@@ -309,7 +316,7 @@ def _named(files: Files, given: str, stored: Members) -> tuple[str, bool]:
         if given in (where, topic_path(id_)):
             return id_, given != where
     raise ValueError(
-        f"lose=[{given!r}]: no member is there or was there; last seen: "
+        f"forget_replicas=[{given!r}]: no member is there or was there; last seen: "
         f"{', '.join(f'{where} ({id_})' for id_, where in stored.paths.items())}"
     )
 
@@ -331,7 +338,7 @@ def count_members(opening: Opening, roster: Roster) -> Roster:
         takes_all, enough = True, members
         least = min(least, max(witnesses, 1))  # nothing was appended yet, or all that have it are there
     if roster.gives_up and acks == "leader":  # the caller wants that
-        lost = ", ".join(opening.request.lose)
+        lost = ", ".join(opening.request.forget_replicas)
         logger.warning("%s: acks='leader' continues without %s: what only it had is lost", opening.path, lost)
         least = 1
     if reached < enough or witnesses < least:

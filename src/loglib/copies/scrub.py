@@ -23,7 +23,7 @@ from ..log.verify import VerifyReport, verify_description
 from ..segment import Identity
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
-from .heal import HealReport, heal_topic
+from .healing import HealReport, heal_topic
 from .rate_limit import RateLimit
 
 __all__ = ["Scrub", "ScrubReport"]
@@ -51,7 +51,7 @@ class Scrub(NotCopyable):
     `run` makes one pass. `start` makes a thread that makes a pass every `every`, until `close`. Each pass logs its
     findings, and calls `on_report` with its `ScrubReport`.
 
-    With `donors`, the directories of other copies of the topic, damage is healed from them, like with `loglib.heal`.
+    With `donors`, the directories of other copies of the topic, damage is healed from them, as by `heal`.
     Without them the scrub only reads, and may run in any process. `bytes_per_second` limits how fast it reads, in bytes
     of log; None means no limit.
 

@@ -24,14 +24,14 @@ from .members import Member, MemberFile, live_members
 from .offsets import Offsets
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
 
-__all__ = ["GroupInfo", "Move", "check_no_members", "committed", "delete", "evict", "inspect", "lag", "reset"]
+__all__ = ["GroupInfo", "OffsetMove", "check_no_members", "committed", "delete", "evict", "inspect", "lag", "reset"]
 
 Value = TypeVar("Value")
 
 _SIGNING_S = 0.05  # between locking an owner's file and writing the owner's name: normally microseconds
 
 
-class Move(NamedTuple):
+class OffsetMove(NamedTuple):
     """A reset of a partition: from the committed offset (None if there was none) to another offset."""
 
     before: int | None
@@ -132,7 +132,7 @@ def delete(directory: GroupDirectory) -> None:
 
 def reset(
     directory: GroupDirectory, start: Start | Mapping[TopicPartition, Start], *, dry_run: bool
-) -> dict[TopicPartition, Move]:
+) -> dict[TopicPartition, OffsetMove]:
     """Commit a start for all partitions, or for those of a mapping, while the group has no members.
 
     Raises `GroupBusyError` if the group has members. With `dry_run` nothing is committed, and members are
@@ -140,18 +140,20 @@ def reset(
     """
     after = directory.resolve(start, directory.logs)
     if not directory.exists() and dry_run:
-        return {each: Move(None, offset) for each, offset in after.items()}
+        return {each: OffsetMove(None, offset) for each, offset in after.items()}
     if not dry_run:
         directory.make()
     with closing(directory.offsets()) as offsets:
         before = offsets.commits()
-        moves = {each: Move(before[each].offset if each in before else None, after[each]) for each in sorted(after)}
+        moves = {
+            each: OffsetMove(before[each].offset if each in before else None, after[each]) for each in sorted(after)
+        }
         if not dry_run:
             _commit(directory, offsets, moves)
         return moves
 
 
-def _commit(directory: GroupDirectory, offsets: Offsets, moves: Mapping[TopicPartition, Move]) -> None:
+def _commit(directory: GroupDirectory, offsets: Offsets, moves: Mapping[TopicPartition, OffsetMove]) -> None:
     """Commit as a member that owns the partitions. A member that joins meanwhile waits for the new offsets."""
     if members := live_members(directory.files, directory.members):
         raise GroupBusyError(directory.name, list(members))

@@ -24,8 +24,8 @@ from functools import partial
 from itertools import repeat
 from typing import Any, Generic, Literal, NamedTuple, Self, TypedDict, TypeVar
 
-from ..config.arguments import Start, check_count, check_timeout, partition_number
-from ..config.policies import microseconds
+from ..config.arguments import Start, check_count, partition_number
+from ..config.quantities import microseconds, timeout_seconds
 from ..errors import ForkedHandleError, LogClosedError, LogError, OffsetOutOfRangeError
 from ..format.batch import Batch
 from ..format.display import Shown
@@ -217,7 +217,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     def _next(self, timeout: float | None, way: Way, most: int | None = None) -> Run | None:
         """Wait for the next records and return them; None after `timeout` seconds without a record."""
-        check_timeout(timeout)
+        timeout = timeout_seconds(timeout)
         deadline = None if timeout is None else monotonic() + timeout
         run = None
         try:

@@ -33,7 +33,7 @@ NAME = "copy.json"
 LEADER, SNAPSHOT, MIRROR = "leader", "snapshot", "mirror"
 REPLICA = "replica"  # one of several directories that are written together; more is in copies/member_list.py
 SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
-TIER = "tier"  # its sealed segments, as `loglib.tier` uploads them
+TIER = "tier"  # its sealed segments, as `loglib.offload.tier` uploads them
 MANIFESTS = "_tier"  # the directory of a tier's manifests
 ROLES = (LEADER, MIRROR, SNAPSHOT, SUPERSEDED, REPLICA, TIER)
 ELSEWHERE = "stream:"  # the beginning of `of`, if the source is known through a stream only
@@ -57,7 +57,7 @@ _JOIN_THERE = "join, reset and delete groups at the topic itself"
 READ = Action("read it", frozenset(ROLES))
 APPEND = Action(  # a replica is opened with all the others
     "append, roll, run retention, change policies, add partitions", frozenset({LEADER}),
-    "open it with mode='r', or make it a topic of its own with loglib.promote",
+    "open it with mode='r', or make it a topic of its own with loglib.copies.promote",
 )  # fmt: skip
 TRANSACT = Action("use it in transactions", frozenset({LEADER}), "use the topic itself, if it has no replicas")
 JOIN = Action("join, reset and delete groups of its own", _but(SUPERSEDED, REPLICA, TIER), _JOIN_THERE)
@@ -113,7 +113,7 @@ def _role(facts: dict[str, Any]) -> Role:
 
 
 def is_tier(files: Files, path: str) -> bool:
-    """True if `loglib.tier` has made the directory, and it was not promoted: then it is a topic like others."""
+    """True if `loglib.offload.tier` has made the directory, and it was not promoted: then it is a topic like others."""
     if not files.exists(os.path.join(path, MANIFESTS)):
         return False
     found = read(files, path)

@@ -1,7 +1,7 @@
 """Examine: the faults of a partition's files, and how the files should lie. For repair and healing.
 
 Invariant: an examination changes nothing. It finds exactly the ranges of offsets that a reader with
-`on_gap="skip"` would leave out. So a declared gap hides nothing that can be read.
+`on_damage="skip"` would leave out. So a declared gap hides nothing that can be read.
 
 The end of the log is that of the watermark. If no slot of it is whole, the end is that of the last whole batch that
 can be found in the last segment.

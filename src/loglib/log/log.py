@@ -230,7 +230,8 @@ class Log(NotCopyable):
         elif now - since > _LONG_HOLD_S:
             self._held_since = mark.held_txn, math.inf
             logger.warning(
-                "%s: records from offset %d on wait for transaction %d, which is not done; loglib.recover_transactions "
+                "%s: records from offset %d on wait for transaction %d, which is not done; "
+                "loglib.transactions.recover_transactions "
                 "finishes it if its process has died", self.directory, mark.held_from, mark.held_txn,
             )  # fmt: skip
 

@@ -27,13 +27,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from itertools import chain
 from operator import length_hint
 from typing import TYPE_CHECKING, Literal
 
-from ..config.arguments import Time, check_count, check_timeout, spin_seconds
+from ..config.arguments import Time, check_count, spin_seconds
+from ..config.quantities import Duration, timeout_seconds
 from ..errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError, TooManyFilesError
 from ..format.batch import Batch
 from ..format.display import Shown, sized
@@ -53,11 +53,11 @@ from .topic_file import NAME as DESCRIPTION
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["OnGap", "Reader", "StartLike", "watch"]
+__all__ = ["OnDamage", "Reader", "StartLike", "watch"]
 
 logger = logging.getLogger("loglib")
 
-OnGap = Literal["raise", "skip"]
+OnDamage = Literal["raise", "skip"]
 _FOR_EVER = 1 << 63
 _ADDED_S = 0.5  # how often to look for added partitions without a report: a look costs a system call
 
@@ -69,7 +69,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
     topic open. Closing the reader ends the iteration. If the topic is closed, an iteration with an end or a
     timeout raises `LogClosedError`.
 
-    Damage raises `CorruptLogError`. With `on_gap="skip"` the reader logs a warning, adds the damage to
+    Damage raises `CorruptLogError`. With `on_damage="skip"` the reader logs a warning, adds the damage to
     `gaps`, and continues at the next whole batch. It always does so with a gap that `repair` has declared.
 
     If the topic was opened with `donors`, these copies are asked first for damaged and lost offsets. Records of a copy
@@ -85,19 +85,19 @@ class Reader(ReadAhead, Shown, NotCopyable):
         clock: Callable[[], int],
         end: StartLike | None = None,
         follow: bool = False,
-        timeout: float | None = None,
-        spin: timedelta | None = None,
-        on_gap: OnGap = "raise",
+        timeout: Duration | None = None,
+        spin: Duration | None = None,
+        on_damage: OnDamage = "raise",
         track: Callable[[Callable[[str], None]], object],
         logs_now: Callable[[], Sequence[Log]] | None = None,
     ) -> None:
         """`logs_now` returns the logs of a topic that may get more partitions."""
-        if on_gap not in ("raise", "skip"):
-            raise ValueError(f'on_gap must be "raise" or "skip", not {on_gap!r}')
-        check_timeout(timeout)
+        if on_damage not in ("raise", "skip"):
+            raise ValueError(f'on_damage must be "raise" or "skip", not {on_damage!r}')
+        timeout = timeout_seconds(timeout)
         self.gaps: list[Damage] = []  # the damage skipped so far, in reading order
         self.healed: list[BorrowedRange] = []  # read from other copies so far, in reading order
-        self._skip = on_gap == "skip"
+        self._skip = on_damage == "skip"
         self._logs = {log.partition: log for log in logs}
         self._logs_now = logs_now
         self._added_at = monotonic() + _ADDED_S  # when to look for added partitions
@@ -186,7 +186,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         self._check_not_cut_short()
 
     def poll(
-        self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: float | None = 0.0
+        self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: Duration | None = 0.0
     ) -> list[Record]:
         """Return up to `max_records` records, or the first that together reach `max_bytes` of keys and values.
 
@@ -198,7 +198,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         for name, limit in (("max_records", max_records), ("max_bytes", max_bytes)):
             if limit is not None:
                 check_count(name, limit)
-        check_timeout(timeout)
+        timeout = timeout_seconds(timeout)
         self._check_open()
         before = self.tell()
         polled: list[Record] = []

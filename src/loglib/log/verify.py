@@ -7,7 +7,7 @@ segment header, every batch header and body, every column's bounds and every lin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, OffsetOutOfRangeError
@@ -24,7 +24,7 @@ from .gaps import read_gaps
 from .log import FixedMark, Log
 from .recovery import check_link, list_segments
 
-__all__ = ["Progress", "VerifyReport", "size_of", "verify_description", "verify_log"]
+__all__ = ["Progress", "VerifyReport", "size_of", "verify_description", "verify_log", "verify_topic"]
 
 Progress = Callable[[int, int], object]  # is called with the number of bytes that are done, and of all bytes
 
@@ -49,6 +49,19 @@ class VerifyReport(NamedTuple):
     def of_error(cls, error: CorruptLogError, partition: int | None) -> VerifyReport:
         """The report on damage that prevents all other checks."""
         return cls(0, 0, 0, 0, (Damage.of(error, partition),))
+
+
+def verify_topic(
+    files: Files, path: str, log_id: bytes, logs: Sequence[Log], progress: Progress | None = None
+) -> VerifyReport:
+    """Check the file that describes a topic, and all its logs. `progress` is as in `Topic.verify`."""
+    reports = [verify_description(files, path, log_id)]
+    sizes = [] if progress is None else list(map(size_of, logs))
+    for number, log in enumerate(logs):
+        done = sum(sizes[:number])
+        tell = None if progress is None else lambda more, done=done: progress(done + more, sum(sizes))
+        reports.append(verify_log(log, tell))
+    return VerifyReport.of_all(reports)
 
 
 def verify_log(log: Log, progress: Callable[[int], object] | None = None) -> VerifyReport:

@@ -70,7 +70,7 @@ def instrument(
         explicit_bucket_boundaries_advisory=FLUSH_BOUNDS_S,
     )  # fmt: skip
     for topic in topics:
-        topic.observe_flushes(partial(_record, duration, topic.name))
+        topic.on_flush(partial(_record, duration, topic.name))
 
 
 def _record(duration: Histogram, topic: str, seconds: float) -> None:

@@ -31,7 +31,7 @@ from ..format import checked_json
 from ..log.history import HistoryPoint
 
 __all__ = [
-    "Archived", "ArchivedFile", "ArchivedPartition", "Piece", "decode", "encode", "end_of", "file_name",
+    "ArchiveManifest", "ArchivedFile", "ArchivedPartition", "Piece", "decode", "encode", "end_of", "file_name",
 ]  # fmt: skip
 
 _FILE = re.compile(r"\d{4}/\d{20}-(\d{20})-[0-9a-f]{16}\.parquet")
@@ -99,7 +99,7 @@ class ArchivedPartition(NamedTuple):
         return [*ends, HistoryPoint(log_id, self.end, self.chain, self.epoch)]
 
 
-class Archived(NamedTuple):
+class ArchiveManifest(NamedTuple):
     """The manifest of an archive. It never changes: the next call of `archive` makes the next version."""
 
     version: int
@@ -140,7 +140,7 @@ def end_of(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def encode(archived: Archived) -> bytes:
+def encode(archived: ArchiveManifest) -> bytes:
     """The manifest as the content of its file."""
     return checked_json.seal({
         "version": archived.version, "log_id": archived.log_id.hex(), "topic": archived.topic,
@@ -157,13 +157,13 @@ def _file_facts(each: ArchivedFile) -> dict[str, Any]:
     return each._asdict() | {name: f"{getattr(each, name):08x}" for name in _CRCS}
 
 
-def decode(content: bytes, path: str) -> Archived:
+def decode(content: bytes, path: str) -> ArchiveManifest:
     """The manifest in a file; `CorruptLogError` if it is damaged, `UnsupportedFormatError` if it is a newer one."""
     return checked_json.decode(content, path, _archived, "the manifest of an archive")
 
 
-def _archived(facts: dict[str, Any]) -> Archived:
-    archived = Archived(
+def _archived(facts: dict[str, Any]) -> ArchiveManifest:
+    archived = ArchiveManifest(
         _whole(facts, "version"), bytes.fromhex(facts["log_id"]), str(facts["topic"]), _whole(facts, "time"),
         tuple(map(_partition, facts["partitions"])),
     )  # fmt: skip

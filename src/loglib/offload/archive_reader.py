@@ -22,7 +22,7 @@ from ..log.log import Log
 from ..log.reader import Reader, StartLike
 from ..system.files import Files
 from . import parquet
-from .archive_manifest import Archived, ArchivedFile, ArchivedPartition, Piece
+from .archive_manifest import ArchivedFile, ArchivedPartition, ArchiveManifest, Piece
 from .archive_store import load, located
 from .manifest_log import check_log
 
@@ -55,7 +55,7 @@ class Split(NamedTuple):
 class ArchiveReader:
     """The files that one manifest of an archive names."""
 
-    def __init__(self, files: Files, path: str, archived: Archived) -> None:
+    def __init__(self, files: Files, path: str, archived: ArchiveManifest) -> None:
         self.archived = archived
         self.path = path
         self._files = files

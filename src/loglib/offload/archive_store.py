@@ -20,7 +20,7 @@ from ..config.uri import is_remote
 from ..log.topic_file import NAME
 from ..system.files import REAL, Files
 from . import manifest_log
-from .archive_manifest import Archived, decode, encode, end_of
+from .archive_manifest import ArchiveManifest, decode, encode, end_of
 from .manifest_log import FilePlace, Place
 from .storage import place_of, storage_of
 from .store import DirectoryStore, Store
@@ -30,21 +30,21 @@ __all__ = ["DIRECTORY", "commit", "is_in_a_store", "load", "located", "named_fil
 DIRECTORY = "_loglib"  # engines that read all of a directory ignore names that begin with _
 
 
-def newest(place: Place) -> Archived | None:
+def newest(place: Place) -> ArchiveManifest | None:
     """The newest manifest of the archive; None if there is none. It is durable."""
     return manifest_log.newest(place, DIRECTORY, decode)
 
 
-def commit(store: Store, manifest: Archived) -> bool:
+def commit(store: Store, manifest: ArchiveManifest) -> bool:
     """Commit the manifest, which builds on the one before it; False if another process was quicker. Durable."""
     return manifest_log.commit(store, DIRECTORY, manifest.version, encode(manifest))
 
 
-def load(files: Files, path: str) -> Archived:
+def load(files: Files, path: str) -> ArchiveManifest:
     """The newest manifest of the archive at the path; `FileNotFoundError` if there is none."""
     manifest = newest(FilePlace(files, path))
     if manifest is None:
-        raise FileNotFoundError(errno.ENOENT, "no archive here; loglib.archive makes one", path)
+        raise FileNotFoundError(errno.ENOENT, "no archive here; loglib.offload.archive makes one", path)
     return manifest
 
 
@@ -65,7 +65,7 @@ def is_in_a_store(given: str) -> bool:
         return False
 
 
-def named_files(manifest: Archived | None) -> set[str]:
+def named_files(manifest: ArchiveManifest | None) -> set[str]:
     """The names of all files that a manifest names."""
     return {file.name for each in (manifest.partitions if manifest else ()) for file in each.all_files}
 

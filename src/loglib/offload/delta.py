@@ -30,7 +30,7 @@ from ..errors import LogError
 from ..system.directory import Directory
 from ..system.files import Files
 from . import parquet
-from .archive_manifest import Archived, ArchivedFile, ArchivedPartition
+from .archive_manifest import ArchivedFile, ArchivedPartition, ArchiveManifest
 from .archive_store import DIRECTORY
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def check_delta(files: Files, path: str) -> None:
         raise ValueError("delta=True needs a directory: the package deltalake writes its log by itself")
 
 
-def publish(files: Files, path: str, archived: Archived) -> None:
+def publish(files: Files, path: str, archived: ArchiveManifest) -> None:
     """Add the files of the manifest that the Delta table in the archive's directory does not have. Synced.
 
     `LogError` if the package fails; the archive itself is complete then.
@@ -74,7 +74,7 @@ def publish(files: Files, path: str, archived: Archived) -> None:
         _settle(files, path)
 
 
-def _commit(files: Files, path: str, archived: Archived) -> None:
+def _commit(files: Files, path: str, archived: ArchiveManifest) -> None:
     """Add the files after the end that the table has recorded for each partition."""
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
     from deltalake.exceptions import DeltaError

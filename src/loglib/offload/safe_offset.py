@@ -28,12 +28,12 @@ from ..log.log import Log
 from ..retention import ArchiveFloors, ArchiveHold
 from ..segment import Identity
 from ..system.files import Files
-from .archive_manifest import Archived, ArchivedFile
+from .archive_manifest import ArchivedFile, ArchiveManifest
 from .archive_store import is_in_a_store, load, located
 from .manifest_log import check_log
 from .storage import storage_of
 from .tier_files import Tier
-from .tier_manifest import Tiered, TieredSegment
+from .tier_manifest import TieredSegment, TierManifest
 
 __all__ = ["floors_of"]
 
@@ -88,7 +88,7 @@ class _Floors(ABC):
         return ArchiveHold(self._path, floor)
 
     @abstractmethod
-    def _load(self, place: str) -> Archived | Tiered:
+    def _load(self, place: str) -> ArchiveManifest | TierManifest:
         """Read the newest manifest of the place."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class _Floors(ABC):
 class _ArchiveFloors(_Floors):
     _kind = "archive"
 
-    def _load(self, place: str) -> Archived:
+    def _load(self, place: str) -> ArchiveManifest:
         self._archive_files, path = located(self._files, place)
         self._archived = load(self._archive_files, path)
         return self._archived
@@ -145,7 +145,7 @@ class _ArchiveFloors(_Floors):
 class _TierFloors(_Floors):
     _kind = "place"
 
-    def _load(self, place: str) -> Tiered:
+    def _load(self, place: str) -> TierManifest:
         self._place = Tier(self._files, place)
         return self._place.tiered
 

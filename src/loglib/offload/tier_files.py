@@ -39,7 +39,7 @@ from ..system.not_copyable import NotCopyable
 from . import manifest_log
 from .manifest_log import FilePlace, check_log
 from .storage import place_of, storage_of
-from .tier_manifest import Tiered, TieredPartition, decode
+from .tier_manifest import TieredPartition, TierManifest, decode
 
 __all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "newest", "tier_at"]
 
@@ -48,7 +48,7 @@ logger = logging.getLogger("loglib")
 _ADVICE = "nothing was read: open each of them by itself, or name the place that this topic was uploaded to"
 
 
-def newest(files: Files, path: str) -> Tiered | None:
+def newest(files: Files, path: str) -> TierManifest | None:
     """The newest manifest of a place; None if there is none."""
     if not is_tier(files, path):
         return None
@@ -75,13 +75,15 @@ class Tier(NotCopyable):
                 self.files = self._files_of(tiered)
                 self.tiered = tiered
 
-    def _load(self) -> Tiered:
+    def _load(self) -> TierManifest:
         manifest = newest(self._storage.files_now(self._local), self.path)
         if manifest is None:
-            raise FileNotFoundError(errno.ENOENT, "no uploaded segments here; loglib.tier uploads them", self.path)
+            raise FileNotFoundError(
+                errno.ENOENT, "no uploaded segments here; loglib.offload.tier uploads them", self.path
+            )
         return manifest
 
-    def _files_of(self, tiered: Tiered) -> Files:
+    def _files_of(self, tiered: TierManifest) -> Files:
         listings = {self.directory(each.partition): each.listing for each in tiered.partitions}
         if self._storage.is_local:
             return _Listed(self._local, listings)

@@ -24,7 +24,7 @@ from ..format.watermark import Mark
 from ..log.history import HistoryPoint
 from ..segment import HEADER_BYTES, segment_name
 
-__all__ = ["Tiered", "TieredPartition", "TieredSegment", "decode", "encode"]
+__all__ = ["TierManifest", "TieredPartition", "TieredSegment", "decode", "encode"]
 
 
 
@@ -82,7 +82,7 @@ class TieredPartition(NamedTuple):
         return {each.file_name: each.bytes for each in self.segments}
 
 
-class Tiered(NamedTuple):
+class TierManifest(NamedTuple):
     """The manifest of a place. It never changes: the next call of `tier` makes the next version."""
 
     version: int
@@ -106,7 +106,7 @@ class Tiered(NamedTuple):
         return self.partitions[number] if number < len(self.partitions) else TieredPartition(number)
 
 
-def encode(tiered: Tiered) -> bytes:
+def encode(tiered: TierManifest) -> bytes:
     """The manifest as the content of its file."""
     partitions = [[_segment_facts(segment) for segment in each.segments] for each in tiered.partitions]
     return checked_json.seal({
@@ -120,13 +120,13 @@ def _segment_facts(each: TieredSegment) -> list[Any]:
     return [each.start, each.end, each.last_batch, *crcs, each.added, each.epoch, each.lost]
 
 
-def decode(content: bytes, path: str) -> Tiered:
+def decode(content: bytes, path: str) -> TierManifest:
     """The manifest in a file; `CorruptLogError` if it is damaged, `UnsupportedFormatError` if it is a newer one."""
 
-    def tiered(facts: dict[str, Any]) -> Tiered:
+    def tiered(facts: dict[str, Any]) -> TierManifest:
         partitions = tuple(_partition(number, each) for number, each in enumerate(facts["partitions"]))
         log_id, topic = bytes.fromhex(facts["log_id"]), str(facts["topic"])
-        return Tiered(_whole(facts["version"]), log_id, topic, _whole(facts["time"]), partitions)
+        return TierManifest(_whole(facts["version"]), log_id, topic, _whole(facts["time"]), partitions)
 
     return checked_json.decode(content, path, tiered, "the manifest of a place")
 

@@ -87,12 +87,12 @@ def past_and_tail(
 
 
 def _place_of(archive: str | os.PathLike[str]) -> str | None:
-    """The path or URI, if `loglib.tier` writes there; None for an archive of Parquet files."""
+    """The path or URI, if `loglib.offload.tier` writes there; None for an archive of Parquet files."""
     path = os.fspath(archive)
     if is_in_a_store(path):
         raise ValueError(
             "Spark reads Parquet archives in directories that this host and the executors mount; read one in a store "
-            "with loglib.read_archive, or upload segments with loglib.tier, which Spark reads from there"
+            "with loglib.offload.read_archive, or upload segments with loglib.offload.tier: Spark reads them there"
         )
     return path if is_remote(path) or is_tier(REAL, path) else None
 

@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from ..config.arguments import Start, Time, check_names, parse_start
-from ..config.policies import microseconds
+from ..config.quantities import microseconds
 from ..config.times import to_datetime
 from ..config.uri import is_remote, local_path
 from ..log.reader import StartLike

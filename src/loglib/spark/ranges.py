@@ -133,7 +133,7 @@ def find_topics(paths: Iterable[str]) -> dict[str, Found]:
 
 
 def _storage_at(storage: Storage, path: str) -> Storage:
-    """The storage of a topic. A directory that `loglib.tier` has filled has no watermarks: it is read like objects."""
+    """The storage of a topic. A directory that `loglib.offload.tier` fills is read like objects."""
     return Storage(f"file://{quote(path)}", path) if storage.is_local and is_tier(REAL, path) else storage
 
 
@@ -214,7 +214,7 @@ def _ranges_of(parts: Iterable[Part], options: Options) -> list[Range]:
 
 
 def _logs_of(parts: Sequence[Part]) -> Iterator[tuple[Part, Log]]:
-    """The logs of a topic. The end of uploaded logs (`loglib.tier`) comes from their newest manifest."""
+    """The logs of a topic. The end of uploaded logs (`loglib.offload.tier`) comes from their newest manifest."""
     part = parts[0]
     tiered = None if part.storage.is_local else newest(part.storage.files(), part.path)
     for part in parts:

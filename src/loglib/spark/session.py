@@ -46,8 +46,8 @@ def read(
     `start` and `end` are as in `Topic.read`. Spark reads all columns of the DataFrame for any query, so a
     query with few `columns` is faster; see docs/spark.md.
 
-    With `archive`, a directory of `loglib.archive`, the records up to the end of the archive come from its Parquet
-    files, by Spark's own reader, and the rest from the log, from exactly there. With a place of `loglib.tier`, a
+    With `archive`, a directory of `loglib.offload.archive`, the records up to the end of the archive come from its
+    Parquet files, by Spark's own reader, and all later ones from the log. With a place of `loglib.offload.tier`, a
     directory or a URI, they come from its segments. The range of the table is fixed by this call. Raises
     `FileNotFoundError` if there is no archive, `LogError` if it is another topic's, and `OffsetOutOfRangeError` if
     retention has dropped records that are not in the archive.

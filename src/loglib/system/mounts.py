@@ -9,11 +9,15 @@ that they are the only writer of a partition. Reading works there as anywhere.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterable
 
 from .files import Files
 
-__all__ = ["file_system", "network_file_system"]
+__all__ = ["file_system", "network_file_system", "warn_of_other_hosts"]
+
+logger = logging.getLogger("loglib")
 
 _TABLE = "/proc/self/mountinfo"  # one mount per line; see proc(5)
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "afs", "gfs2", "ocfs2", "glusterfs"}
@@ -23,6 +27,16 @@ def network_file_system(files: Files, path: str) -> str | None:
     """The type of the file system of `path` if other hosts may share it; None if not, or if it is unknown."""
     kind = file_system(files, path)
     return kind if kind in _NETWORK or kind.startswith("fuse") else None
+
+
+def warn_of_other_hosts(files: Files, paths: Iterable[str]) -> None:
+    """Log a warning for each path that other hosts may write, too."""
+    for path in paths:
+        if (kind := network_file_system(files, path)) is not None:
+            logger.warning(
+                "%s is on %s: the locks that keep a second writer out may not reach other hosts; write from one only",
+                path, kind,
+            )  # fmt: skip
 
 
 def file_system(files: Files, path: str) -> str:

@@ -18,8 +18,7 @@ from typing import Any, Literal
 from ..append.access import Access
 from ..append.batching import weigh
 from ..append.record_arguments import HeadersLike, gather_columns, record_columns
-from ..config.arguments import check_timeout
-from ..config.policies import microseconds
+from ..config.quantities import Duration, microseconds, seconds
 from ..errors import CommitPendingError, LogClosedError, LogError, LogMovedError, StorageIOError
 from ..format.columns import Columns
 from ..groups import Group, TopicsGroup
@@ -314,7 +313,7 @@ def transaction(
     store: str | os.PathLike[str] | None = None,
     owner: str | None = None,
     source: str | None = None,
-    timeout: float = _TIMEOUT_S,
+    timeout: Duration = _TIMEOUT_S,
 ) -> Transaction:
     """Begin a transaction: appends to any partitions, and commits of groups, that become visible together or never.
 
@@ -343,7 +342,7 @@ def transaction(
     check_app(app)
     if version is not None and (type(version) is not int or version < 0):
         raise ValueError(f"version must be a number from 0 on, not {version!r}")
-    check_timeout(timeout)
+    timeout = seconds("timeout", timeout)
     return Transaction(
         app, version, owner=owner or _owner().name, source=source,
         store=None if store is None else os.fsdecode(store), timeout=timeout,

@@ -123,7 +123,7 @@ def heal(world: World) -> None:
         steps.mirror(world)
         donor = world.other
     if damage(world) is not None:
-        report = loglib.heal(world.path, [donor])
+        report = loglib.copies.heal(world.path, [donor])
         if report.unhealed and not world.has_gaps:
             raise Wrong(f"not healed: {report.unhealed[0]}")
         if report.healed and world.is_archived:  # what was a gap in the archive comes with its next call
@@ -138,7 +138,7 @@ def heal(world: World) -> None:
 def promote(world: World) -> None:
     """The mirror takes the topic's place, and the topic is its mirror from then on."""
     steps.mirror(world)
-    loglib.promote(world.other)
+    loglib.copies.promote(world.other)
     world.path, world.other = world.other, world.path
     world.check()
 
@@ -160,7 +160,7 @@ def members(world: World) -> None:
         shutil.rmtree(harmed)
         rest = [each for each in mixed if each != harmed]
         world.path, world.members = rest[0], [*rest[1:], harmed]
-        with world.open(lose=[harmed]):
+        with world.open(forget_replicas=[harmed]):
             pass
     elif what == "older" and world.acks != "leader":
         shutil.copytree(harmed, f"{harmed}.older")
@@ -182,11 +182,13 @@ def refusals(world: World) -> None:
     """What a topic with replicas does not do, it refuses before anything is written."""
     with world.open() as topic:
         world.refused("a transaction with replicas", lambda: _transact_once(world, topic))
-    world.refused("shared writers with replicas", lambda: Topic.open(world.path, replicas=world.members, shared=True))
+    world.refused("shared writers with replicas", lambda: Topic.open(
+        world.path, create=True, replicas=world.members, shared=True
+    ))
     world.refused("durability os with replicas", lambda: world.open(durability="os"))
     world.refused("more partitions with replicas", lambda: Topic.add_partitions(world.path, world.partitions + 1))
     world.refused("repair with replicas", lambda: loglib.repair(world.path))
-    world.refused("promotion of a member", lambda: loglib.promote(world.members[0]))
+    world.refused("promotion of a member", lambda: loglib.copies.promote(world.members[0]))
     world.refused("opening without replicas", lambda: Topic.open(world.path))
     world.check()
 

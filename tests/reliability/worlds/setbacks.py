@@ -111,7 +111,7 @@ def store_rot(world: World) -> None:
             flip(manifest, 40)
     if commits(world, 2) != 2:
         raise Wrong("a manifest that is done stops the store")
-    loglib.recover_transactions(os.path.dirname(world.store))
+    loglib.transactions.recover_transactions(os.path.dirname(world.store))
     world.check()
 
 
@@ -208,7 +208,7 @@ def topic_older(world: World) -> None:
     phase(world, 2)
     older = world.fresh("older")
     if by_snapshot:
-        loglib.snapshot(world.path, older, links=links)
+        loglib.copies.snapshot(world.path, older, links=links)
     else:
         shutil.copytree(world.path, older)
     kept = values_in(older)
@@ -221,7 +221,7 @@ def topic_older(world: World) -> None:
     shutil.copytree(older, world.path)
     world.rewind(kept)
     if by_snapshot:
-        loglib.promote(world.path)
+        loglib.copies.promote(world.path)
     write_after(world)
 
 
@@ -249,10 +249,10 @@ def failover(world: World) -> None:
     old = world.path
     if alive:
         with world.open():  # a writer that nobody could stop
-            loglib.promote(world.other, force=True)
+            loglib.copies.promote(world.other, force=True)
     else:
         os.rename(world.path, f"{world.path}.lost")
-        loglib.promote(world.other, force=True)
+        loglib.copies.promote(world.other, force=True)
     new = world.other
     world.path, world.other = new, world.fresh("b")
     world.rewind(kept)
@@ -261,9 +261,9 @@ def failover(world: World) -> None:
         os.rename(f"{old}.lost", old)
     elif not alive:
         shutil.rmtree(f"{old}.lost")
-    loglib.mirror(world.path, old, demote=alive or back, on_gap="restart")
+    loglib.copies.mirror(world.path, old, demote=alive or back, on_divergence="restart")
     world.check_copy(old)
-    loglib.promote(old)
+    loglib.copies.promote(old)
     world.path, world.other = old, new
     world.check()
     write_after(world)
@@ -272,7 +272,7 @@ def failover(world: World) -> None:
 def _begin_mirror(world: World) -> None:
     """A mirror of the topic as it is now."""
     shutil.rmtree(world.other, ignore_errors=True)
-    loglib.mirror(world.path, world.other)
+    loglib.copies.mirror(world.path, world.other)
 
 
 def chain(world: World) -> None:
@@ -280,23 +280,23 @@ def chain(world: World) -> None:
     phase(world, 1, (steps.append_many,))
     _begin_mirror(world)
     third = world.fresh("third")
-    loglib.mirror(world.other, third)
+    loglib.copies.mirror(world.other, third)
     written = world.choose.random() < 0.5
     try:
         if written:
             with world.open() as topic:
                 steps.append_many(world, topic)
                 world.flush(topic)
-                loglib.promote(third)
+                loglib.copies.promote(third)
         else:
             phase(world, 1, (steps.append_many,))
-            loglib.promote(third)
+            loglib.copies.promote(third)
     except LogError as error:
         in_words(error)
         world.check()
         return
     try:
-        Topic.open(world.path).close()
+        Topic.open(world.path, create=True).close()
     except NotLeaderError:
         world.path = third
         shutil.rmtree(world.other)
@@ -347,13 +347,13 @@ def _spoil_mark(world: World, spoil: Callable[[Path], object]) -> None:
     if copies and not world.members:
         with suppress_words():
             to = world.fresh("spoilt")
-            loglib.snapshot(world.path, to)
+            loglib.copies.snapshot(world.path, to)
             if not values_in(to) >= _must(world):
                 _lacks("snapshot")
         if "mirror" in world.on and os.path.exists(world.other):
             before = values_in(world.other)
             with suppress_words():
-                loglib.mirror(world.path, world.other)
+                loglib.copies.mirror(world.path, world.other)
             if not values_in(world.other) >= before & _must(world):
                 _lacks("mirror")
     with world.open() as topic:  # a partition is recovered by its writer
@@ -389,7 +389,7 @@ def mended(world: World) -> None:
     """Damage, repair, archive or tier, heal, retention: what was healed is not lost."""
     sealed_segment(world)
     whole = world.fresh("whole")
-    loglib.snapshot(world.path, whole, links=False)
+    loglib.copies.snapshot(world.path, whole, links=False)
     had_gaps, excused = world.has_gaps, set(world.ledger.excused)
     if damage(world) is None:
         return
@@ -399,7 +399,7 @@ def mended(world: World) -> None:
         phase(world, 0, steps.BY_FEATURE["tier" if "tier" in world.on else "archive"][:1])
     if "mirror" in world.on:
         steps.mirror(world)
-    report = loglib.heal(world.path, [whole])
+    report = loglib.copies.heal(world.path, [whole])
     if not report.unhealed:
         world.has_gaps = had_gaps
         healed = lost
@@ -409,7 +409,7 @@ def mended(world: World) -> None:
         phase(world, 0, steps.BY_FEATURE["tier" if "tier" in world.on else "archive"][:1])
     if "mirror" in world.on:  # its gap is declared still, as nobody has healed the copy
         steps.pass_of_mirror(world)
-        loglib.heal(world.other, [world.path])
+        loglib.copies.heal(world.other, [world.path])
         world.check_copy(world.other)
     world.ledger.excused -= healed
     phase(world, 1, (steps.roll, steps.append_many, *steps.BY_FEATURE["retention"][:1]))
@@ -432,7 +432,7 @@ def idle(world: World) -> None:
         steps.pass_of_mirror(world)
         world.check_copy(world.other)
         to = world.fresh("idle")
-        loglib.snapshot(world.path, to)
+        loglib.copies.snapshot(world.path, to)
         world.check_copy(to)
     phase(world, 2, (steps.append_many,))
     if not world.members:

@@ -178,20 +178,20 @@ def mirror(world: World, topic: Topic | None = None) -> None:
 
 def pass_of_mirror(world: World) -> None:
     set_back = world.ledger.free or world.is_rewound or world.floor is not None or "hold" in world.on
-    loglib.mirror(world.path, world.other, on_gap="restart" if set_back else "error")
+    loglib.copies.mirror(world.path, world.other, on_divergence="restart" if set_back else "error")
 
 
 def snapshot(world: World, topic: Topic) -> None:
     world.flush(topic)
     to = world.fresh("snapshot")
-    loglib.snapshot(world.path, to, links=world.choose.random() < 0.5)
+    loglib.copies.snapshot(world.path, to, links=world.choose.random() < 0.5)
     world.check_copy(to)
 
 
 def archive(world: World, topic: Topic) -> None:
     passes = world.ledger.free or world.has_gaps or world.floor not in (None, world.archive)
     try:
-        loglib.archive(topic, world.archive, on_gap="skip" if passes else "raise")
+        loglib.offload.archive(topic, world.archive, on_damage="skip" if passes else "raise")
     except LogError as error:
         if not (world.is_rewound or (isinstance(error, OffsetOutOfRangeError) and world.ledger.free)):
             raise
@@ -202,7 +202,7 @@ def archive(world: World, topic: Topic) -> None:
 
 def tier(world: World, topic: Topic) -> None:
     try:
-        loglib.tier(topic, world.place)
+        loglib.offload.tier(topic, world.place)
     except LogError as error:
         if not (world.is_rewound or (isinstance(error, OffsetOutOfRangeError) and world.ledger.free)):
             raise

@@ -17,8 +17,9 @@ from typing import Any
 import format_reader
 from click.testing import CliRunner
 
-from loglib import Partition, Record, Topic, aio, read_archive
+from loglib import Partition, Record, Topic, aio
 from loglib.cli.program import _loglib
+from loglib.offload import read_archive
 
 from .draw import Choice
 from .oracle import Row, Wrong

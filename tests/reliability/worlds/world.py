@@ -196,12 +196,14 @@ class World:
             arguments |= {"replicas": self.members, "acks": self.acks, "replica_timeout": 5.0}
         elif "shared" in self.on:
             arguments["shared"] = True
-        return Topic.open(self.path, partitions=self.partitions, **(arguments | given))
+        return Topic.open(self.path, create=True, partitions=self.partitions, **(arguments | given))
 
     def open_bills(self, **given: Any) -> Topic:
         if given.get("mode") == "r":
-            return Topic.open(self.bills, **given)
-        return Topic.open(self.bills, flush=FlushPolicy(interval=None), retention=Retention(age=None), **given)
+            return Topic.open(self.bills, create=True, **given)
+        return Topic.open(
+            self.bills, create=True, flush=FlushPolicy(interval=None), retention=Retention(age=None), **given
+        )
 
     def flush(self, topic: Topic) -> None:
         topic.flush()
@@ -302,7 +304,7 @@ class World:
             self.give_up_archive()
             return set()
         if not (self.ledger.free or self.is_placed):
-            gaps = {each.partition: each.gaps for each in loglib.archived(self.archive).partitions}
+            gaps = {each.partition: each.gaps for each in loglib.offload.archived(self.archive).partitions}
             missing = {  # what a gap hid in the archive, and a promoted copy has, comes with the next pass
                 row for row in set(rows) - set(union)
                 if not any(start <= row.offset < end for start, end in gaps.get(row.partition, ()))
@@ -383,12 +385,12 @@ class World:
     def settle(self) -> None:
         """After a kill: what is committed is finished, and it is known whether the place and the archive exist."""
         if os.path.exists(self.store):
-            loglib.recover_transactions(os.path.dirname(self.store))
+            loglib.transactions.recover_transactions(os.path.dirname(self.store))
         with suppress(FileNotFoundError):
-            loglib.tiered(self.place)
+            loglib.offload.tiered(self.place)
             self.is_placed = True
         with suppress(FileNotFoundError):
-            loglib.archived(self.archive)
+            loglib.offload.archived(self.archive)
             self.is_archived = True
 
 

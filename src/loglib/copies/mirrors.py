@@ -41,7 +41,7 @@ from .remote_source import TIMEOUT_S, RemoteTopic
 from .sources import TopicSource
 from .topic_source import LocalTopicSource
 
-__all__ = ["Mirror", "MirrorLag", "Mirrored", "mirror", "receive_mirror"]
+__all__ = ["Mirror", "MirrorLag", "MirrorReport", "mirror", "receive_mirror"]
 
 Result = TypeVar("Result")
 
@@ -58,7 +58,7 @@ class MirrorLag(NamedTuple):
     seconds: float  # since the copy was last known to be up to the source
 
 
-class Mirrored(NamedTuple):
+class MirrorReport(NamedTuple):
     """The result of a mirror."""
 
     path: str
@@ -72,15 +72,15 @@ def mirror(
     to: str | os.PathLike[str],
     *,
     follow: bool = False,
-    on_gap: Literal["error", "restart"] = "error",
+    on_divergence: Literal["raise", "restart"] = "raise",
     bytes_per_second: float | None = None,
     demote: bool = False,
-) -> Mirrored:
+) -> MirrorReport:
     """Copy the topic in the directory `source` to the directory `to`, or bring an earlier copy up to it.
 
     With `follow` it runs until the program is interrupted (`KeyboardInterrupt`). See `Mirror` for the rest.
     """
-    with Mirror(source, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote) as made:
+    with Mirror(source, to, on_divergence=on_divergence, bytes_per_second=bytes_per_second, demote=demote) as made:
         return _run(made, follow=follow)
 
 
@@ -89,22 +89,22 @@ def receive_mirror(
     to: str | os.PathLike[str],
     *,
     follow: bool = False,
-    on_gap: Literal["error", "restart"] = "error",
+    on_divergence: Literal["raise", "restart"] = "raise",
     bytes_per_second: float | None = None,
     demote: bool = False,
     timeout: float = TIMEOUT_S,
-) -> Mirrored:
+) -> MirrorReport:
     """Copy a topic from another host to the directory `to`, or bring an earlier copy up to it: `mirror` over a stream.
 
-    At the other end of the stream `loglib.serve_mirror` runs. See `Mirror.over` for the rest.
+    At the other end of the stream `loglib.copies.serve_mirror` runs. See `Mirror.over` for the rest.
     """
     with Mirror.over(
-        stream, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote, timeout=timeout
+        stream, to, on_divergence=on_divergence, bytes_per_second=bytes_per_second, demote=demote, timeout=timeout
     ) as made:  # fmt: skip
         return _run(made, follow=follow)
 
 
-def _run(made: Mirror, *, follow: bool) -> Mirrored:
+def _run(made: Mirror, *, follow: bool) -> MirrorReport:
     if follow:
         made.follow()
     else:
@@ -116,11 +116,11 @@ class Mirror(NotCopyable):
     """A copy of a topic that follows it: `copy` brings it up to the topic once, and `follow` keeps it there.
 
     The copy has the same segments, byte for byte, so offsets are the same, and so are the groups' committed offsets. It
-    opens with mode="r". `loglib.promote` makes it a topic that is written. Each batch is checked before it is copied:
+    opens with mode="r". `promote` makes it a topic that is written. Each batch is checked before it is copied:
     damage at the source stops the mirror with `CorruptLogError`, and does not get into the copy. Segments that the
     source drops by its retention are dropped in the copy, too.
 
-    `on_gap` says what to do if the source has dropped records that the copy does not have yet: "error" raises
+    `on_divergence` says what to do if the source has dropped records that the copy does not have yet: "error" raises
     `OffsetOutOfRangeError`, and "restart" lets the copy begin again where the source begins. `bytes_per_second` limits
     how fast it copies.
 
@@ -139,7 +139,7 @@ class Mirror(NotCopyable):
         source: str | os.PathLike[str] | RemoteTopic,
         to: str | os.PathLike[str],
         *,
-        on_gap: Literal["error", "restart"] = "error",
+        on_divergence: Literal["raise", "restart"] = "raise",
         bytes_per_second: float | None = None,
         demote: bool = False,
         files: Files = REAL,
@@ -157,9 +157,9 @@ class Mirror(NotCopyable):
             opened.callback(origin.close)
             self.source, self.path = origin.place, topic_path(to)
             self._store_pointer = store_pointer.content_of(files, self.path)
-            if on_gap not in ("error", "restart"):
-                raise ValueError(f"on_gap is 'error' or 'restart', not {on_gap!r}")
-            self._restart = on_gap == "restart"
+            if on_divergence not in ("raise", "restart"):
+                raise ValueError(f"on_divergence is 'raise' or 'restart', not {on_divergence!r}")
+            self._restart = on_divergence == "restart"
             self._limit = RateLimit(bytes_per_second, self._closing)
             self._log_id, (_, self._config) = origin.log_id, origin.described()
             while not files.exists(self.path):
@@ -185,13 +185,13 @@ class Mirror(NotCopyable):
         stream: Any,
         to: str | os.PathLike[str],
         *,
-        on_gap: Literal["error", "restart"] = "error",
+        on_divergence: Literal["raise", "restart"] = "raise",
         bytes_per_second: float | None = None,
         demote: bool = False,
         timeout: float = TIMEOUT_S,
         files: Files = REAL,
     ) -> Mirror:
-        """A mirror of a topic on another host, over a stream at whose other end `loglib.serve_mirror` runs.
+        """A mirror of a topic on another host, over a stream at whose other end `loglib.copies.serve_mirror` runs.
 
         `stream` is a connected socket, or two files or descriptors: one to read and one to write. The caller closes
         it, and must not use it meanwhile. If it breaks, `copy` and `follow` raise `BrokenStreamError`: make another
@@ -200,7 +200,8 @@ class Mirror(NotCopyable):
         the mirror, or close it when it has copied.
         """
         source = RemoteTopic(stream, timeout_s=timeout)
-        return cls(source, to, on_gap=on_gap, bytes_per_second=bytes_per_second, demote=demote, files=files)
+        how = {"on_divergence": on_divergence, "bytes_per_second": bytes_per_second, "demote": demote}
+        return cls(source, to, files=files, **how)  # type: ignore[arg-type]
 
     def __enter__(self) -> Mirror:
         return self
@@ -316,7 +317,7 @@ class Mirror(NotCopyable):
         return self._beside_retention(lambda: self._pass(copiers))
 
     def _beside_retention(self, work: Callable[[], Result]) -> Result:
-        """Do the work; with `on_gap="restart"` again, if retention at the source was faster."""
+        """Do the work; with `on_divergence="restart"` again, if retention at the source was faster."""
         while True:
             try:
                 return work()
@@ -407,11 +408,11 @@ class Mirror(NotCopyable):
         known_at = self._caught_up_at if bytes_behind else self._origin.heard_at()
         return MirrorLag(bytes_behind, max(0.0, now - known_at))
 
-    def report(self) -> Mirrored:
+    def report(self) -> MirrorReport:
         """The result up to now."""
         ends = tuple(copier.copied.mark.flushed_end for copier in self._copiers)
         aside = [each for copier in self._copiers for each in copier.set_aside]
-        return Mirrored(self.path, ends, self._copied_bytes, tuple(aside))
+        return MirrorReport(self.path, ends, self._copied_bytes, tuple(aside))
 
     def close(self) -> None:
         """End `follow`, and release the copy. Further calls do nothing."""

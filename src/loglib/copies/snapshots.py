@@ -65,7 +65,7 @@ def snapshot(topic: str | os.PathLike[str], to: str | os.PathLike[str], *, links
     """Copy the topic in the directory `topic` to the new directory `to`, also while it is being written.
 
     The copy has the records that were flushed at one moment, the groups with their commits, and the policies. It is
-    durable when this returns. It opens with mode="r"; `loglib.promote` makes it a topic that is written.
+    durable when this returns. It opens with mode="r"; `loglib.copies.promote` makes it a topic that is written.
 
     With `links`, sealed segments get a second name instead of a copy, if both directories are on one file system. Then
     a damaged block is damaged in both topics, and so are bytes that a repair overwrites in place. Give links=False for

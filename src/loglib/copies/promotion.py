@@ -38,7 +38,7 @@ from .assemble import assemble
 from .chain import Former, former_of
 from .commit_copier import settle_commits
 from .follower_log import FollowerLog
-from .mirror import Mirror
+from .mirrors import Mirror
 from .roster import ReplicaRequest
 
 __all__ = ["promote"]
@@ -54,7 +54,7 @@ def promote(copy: str | os.PathLike[str], *, force: bool = False) -> None:
     A mirror takes the place of the topic, which may be its source, the source's source, and so on; of a topic with
     replicas, all directories. The topic must have no writer; the records that the mirror lacks are copied, and the
     topic is not written any more: it opens with mode="r", and can become a mirror of the new topic
-    (`loglib.mirror(new, old)`). If a directory on the way cannot be reached, or a writer holds the topic, `force`
+    (`mirror(new, old)`). If a directory on the way cannot be reached, or a writer holds the topic, `force`
     promotes the mirror without these records. Then there may be two topics with one history up to that point, until
     you stop the old one's writers: records that they append later are not in the new topic.
 

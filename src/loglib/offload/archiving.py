@@ -29,14 +29,14 @@ from ..log import copy_role
 from ..log.cursor import BLOCK_BYTES, has_records
 from ..log.history import TOO_OLD, HistoryPoint, compare_history, point_at
 from ..log.log import Log
-from ..log.reader import OnGap, Reader, StartLike
+from ..log.reader import OnDamage, Reader, StartLike
 from ..open_topic import OpenTopic, open_for_reading
 from ..partition import Partition
 from ..system.clock import SYSTEM
 from ..system.files import REAL
 from . import delta as delta_table
 from . import parquet
-from .archive_manifest import Archived, ArchivedFile, ArchivedPartition, file_name
+from .archive_manifest import ArchivedFile, ArchivedPartition, ArchiveManifest, file_name
 from .archive_reader import ArchiveReader, stream
 from .archive_store import commit, named_files, newest, open_archive
 from .manifest_log import check_log
@@ -53,7 +53,7 @@ FILES_A_COMMIT = 16  # the most that a run repeats after a crash; each manifest 
 _BATCH_BYTES = 1 << 20  # larger pieces take new memory each time, which costs more than reading them
 _ADVICE = (
     "nothing was written: archive this log to another directory, and read the old archive by itself "
-    "(on_gap='skip' skips what is missing)"
+    "(on_damage='skip' skips what is missing)"
 )
 _COLUMNS = ["key", "value", "partition", "offset", "timestamp", "headers"]
 
@@ -66,10 +66,10 @@ def archive(
     *,
     file_bytes: int = FILE_BYTES,
     row_group_bytes: int = ROW_GROUP_BYTES,
-    on_gap: OnGap = "raise",
+    on_damage: OnDamage = "raise",
     progress: Progress | None = None,
     delta: bool = False,
-) -> Archived:
+) -> ArchiveManifest:
     """Write the sealed segments of a topic that are not yet archived to Parquet files in the directory `to`.
 
     The first call makes the archive. Each later call continues where the one before it ended, and does nothing if no
@@ -79,7 +79,7 @@ def archive(
 
     - `file_bytes`: int, by default 512 MiB. A file gets whole segments, until it has that many bytes of log.
     - `row_group_bytes`: int, by default 32 MiB, of keys and values. Memory grows with it, and not with the log.
-    - `on_gap`: "raise", or "skip": skip damage, and offsets that retention has dropped before they were archived. The
+    - `on_damage`: "raise", or "skip": skip damage, and offsets that retention dropped before they were archived. The
       manifest lists them as gaps, like those that `repair` has declared.
     - `progress`: called with two numbers of bytes of log: those that this call has archived, and all that it found at
       first.
@@ -98,7 +98,8 @@ def archive(
     if not isinstance(topic, OpenTopic):
         with open_for_reading(topic) as opened:
             return archive(
-                opened, to, file_bytes=file_bytes, row_group_bytes=row_group_bytes, on_gap=on_gap, progress=progress,
+                opened, to, file_bytes=file_bytes, row_group_bytes=row_group_bytes, on_damage=on_damage,
+                progress=progress,
                 delta=delta,
             )  # fmt: skip
     files, path = topic._files, _path(to)  # noqa: SLF001
@@ -106,13 +107,13 @@ def archive(
     if delta:
         delta_table.check_delta(files, path)
     with closing(open_archive(files, path, topic.config.permissions)) as store:
-        made = _Archiver(topic, store, file_bytes, row_group_bytes, on_gap, progress).run()
+        made = _Archiver(topic, store, file_bytes, row_group_bytes, on_damage, progress).run()
         if delta:
             delta_table.publish(files, path, made)
         return made
 
 
-def archived(to: str | os.PathLike[str]) -> Archived:
+def archived(to: str | os.PathLike[str]) -> ArchiveManifest:
     """The newest manifest of the archive `to`, a directory or a URI: its files, with their offsets and times.
 
     Raises `FileNotFoundError` if there is no archive, and `CorruptLogError` if its manifest is damaged.
@@ -131,7 +132,7 @@ class _Archiver:
     """One call of `archive`."""
 
     def __init__(
-        self, topic: OpenTopic, store: Store, file_bytes: int, row_group_bytes: int, on_gap: OnGap,
+        self, topic: OpenTopic, store: Store, file_bytes: int, row_group_bytes: int, on_damage: OnDamage,
         progress: Progress | None,
     ) -> None:  # fmt: skip
         self._topic = topic
@@ -140,15 +141,15 @@ class _Archiver:
         self._store = store
         self._file_bytes = file_bytes
         self._row_group_bytes = row_group_bytes
-        self._on_gap = on_gap
+        self._on_gap = on_damage
         self._progress = progress
         self._added: list[ArchivedFile] = []  # not yet committed
         self._first: int | None = None  # the bytes of log that were archived when the call began
         self._all = 0  # the bytes that this call will archive
 
-    def run(self) -> Archived:
+    def run(self) -> ArchiveManifest:
         """Archive and commit until nothing is left."""
-        nothing = Archived(0, self._topic.log_id, self._topic.name, 0, ())
+        nothing = ArchiveManifest(0, self._topic.log_id, self._topic.name, 0, ())
         while True:
             base = newest(self._store) or nothing
             self._check_same(base)
@@ -168,7 +169,7 @@ class _Archiver:
             if not commit(self._store, nothing._replace(version=base.version + 1, time=now, partitions=(*partitions,))):
                 self._discard()
 
-    def _check_same(self, base: Archived) -> None:
+    def _check_same(self, base: ArchiveManifest) -> None:
         place, advice = f"{self._store.path} is the archive", "archive this topic to another directory"
         check_log(base, place, self._topic.log_id, self._topic.path, advice=advice)
         if len(base.partitions) > len(self._topic.partitions):
@@ -177,7 +178,7 @@ class _Archiver:
                 f"{self._topic.path} has {len(self._topic.partitions)}; {_ADVICE}"
             )
 
-    def _begin(self, base: Archived, partition: Partition) -> ArchivedPartition:
+    def _begin(self, base: ArchiveManifest, partition: Partition) -> ArchivedPartition:
         """A partition as the manifest has it, up to the offset where the log is read next."""
         start = partition.log_start_offset
         if partition.id >= len(base.partitions):
@@ -234,30 +235,30 @@ class _Archiver:
         return self._ending(added, end)
 
     def _write_range(
-        self, partition: int, start: int, end: int, on_gap: OnGap
+        self, partition: int, start: int, end: int, on_damage: OnDamage
     ) -> tuple[list[ArchivedFile], list[tuple[int, int]]]:  # fmt: skip
         """Write the records of a range to a file, if there are any; returns it, and the gaps of the range."""
-        reader, records = self._read(partition, start, end, on_gap)
+        reader, records = self._read(partition, start, end, on_damage)
         first = next(records, None)
         files: list[ArchivedFile] = []
         if first is not None:
-            files = [self._write_file(partition, start, end, chain([first], records), on_gap)]
+            files = [self._write_file(partition, start, end, chain([first], records), on_damage)]
             self._added += files
         return files, [(max(start, gap.start), min(end, gap.stop)) for gap in (each.offsets for each in reader.gaps)]
 
     def _read(
-        self, partition: int, start: int, end: int, on_gap: OnGap
+        self, partition: int, start: int, end: int, on_damage: OnDamage
     ) -> tuple[Reader, Iterator[pa.RecordBatch]]:  # fmt: skip
-        reader = self._topic.partitions[partition].read(start, end, on_gap=on_gap)
+        reader = self._topic.partitions[partition].read(start, end, on_damage=on_damage)
         return reader, iter(reader.arrow(_COLUMNS, batch_bytes=min(self._row_group_bytes, _BATCH_BYTES)))
 
     def _write_file(
-        self, partition: int, start: int, end: int, records: Iterator[pa.RecordBatch], on_gap: OnGap
+        self, partition: int, start: int, end: int, records: Iterator[pa.RecordBatch], on_damage: OnDamage
     ) -> ArchivedFile:
         name, topic = file_name(partition, start, end, self._random_bytes(8)), self._topic.name
         with self._store.new_file(name) as (files, fd, path):
             written = parquet.write(files, fd, topic, records, row_group_bytes=self._row_group_bytes)
-            reader, again = self._read(partition, start, end, on_gap)
+            reader, again = self._read(partition, start, end, on_damage)
             with reader:
                 parquet.compare(files, fd, path, written, topic, again)
         _, _, chained, epoch = self._point(partition, end)

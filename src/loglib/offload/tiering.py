@@ -42,7 +42,7 @@ from .manifest_log import check_log
 from .storage import place_of
 from .store import DirectoryStore, Store, compare, put_content
 from .tier_files import Tier
-from .tier_manifest import Tiered, TieredPartition, TieredSegment, decode, encode
+from .tier_manifest import TieredPartition, TieredSegment, TierManifest, decode, encode
 
 __all__ = ["tier", "tiered"]
 
@@ -60,7 +60,7 @@ def tier(
     *,
     in_flight: int = 4,
     progress: Progress | None = None,
-) -> Tiered:
+) -> TierManifest:
     """Upload the sealed segments of a topic to the place `to`, byte for byte, except those that are there already.
 
     `to` is a directory, or a URI such as "s3://bucket/logs/clicks?region=eu-central-1". A URI takes the parameters and
@@ -90,7 +90,7 @@ def tier(
         return _Uploader(topic, store, in_flight, progress).run()
 
 
-def tiered(to: str | os.PathLike[str]) -> Tiered:
+def tiered(to: str | os.PathLike[str]) -> TierManifest:
     """The newest manifest of the place `to`: the segments of each partition, with their offsets and checksums.
 
     Raises `FileNotFoundError` if there is no place, and `CorruptLogError` if its manifest is damaged.
@@ -160,10 +160,10 @@ class _Uploader:
         """The logs of the topic's partitions, whose number may grow."""
         return [access.log for access in self._topic._accesses]  # noqa: SLF001
 
-    def run(self) -> Tiered:
+    def run(self) -> TierManifest:
         """Upload and commit until nothing is left."""
         self._take_place()
-        nothing = Tiered(0, self._topic.log_id, self._topic.name, 0, ())
+        nothing = TierManifest(0, self._topic.log_id, self._topic.name, 0, ())
         while True:
             base = manifest_log.newest(self._store, copy_role.MANIFESTS, decode) or nothing
             self._check_log(base)
@@ -178,12 +178,12 @@ class _Uploader:
             self._write_facts(jobs, base)
             self._commit(base, self._upload(jobs, base))  # if it fails: another run was quicker
 
-    def _commit(self, base: Tiered, added: dict[int, tuple[TieredSegment, ...]]) -> bool:
+    def _commit(self, base: TierManifest, added: dict[int, tuple[TieredSegment, ...]]) -> bool:
         """Commit the next manifest; `added` are the segments of the partitions that change."""
         count = max(len(self._topic.partitions), len(base.partitions))
         segments = [added.get(number, base.partition(number).segments) for number in range(count)]
         partitions = tuple(map(TieredPartition, range(count), segments))
-        manifest = Tiered(base.version + 1, self._topic.log_id, self._topic.name, self._clock(), partitions)
+        manifest = TierManifest(base.version + 1, self._topic.log_id, self._topic.name, self._clock(), partitions)
         return manifest_log.commit(self._store, copy_role.MANIFESTS, manifest.version, encode(manifest))
 
     # --- the place -----------------------------------------------------------------------------------
@@ -201,20 +201,20 @@ class _Uploader:
         role = copy_role.decode(content, f"{self._store.path}/{copy_role.NAME}")
         if role.role != copy_role.TIER:
             raise LogError(f"{self._store.path} is a {role.role} of {role.of}, and no place for segments")
-        return self._check_log(Tiered(0, role.log_id, role.of, 0, ()))
+        return self._check_log(TierManifest(0, role.log_id, role.of, 0, ()))
 
-    def _check_log(self, manifest: Tiered) -> None:
+    def _check_log(self, manifest: TierManifest) -> None:
         place, advice = f"{self._store.path} has the segments", "upload this topic to another place"
         check_log(manifest, place, self._topic.log_id, self._topic.path, advice=advice)
 
-    def _check_history(self, base: Tiered) -> None:
+    def _check_history(self, base: TierManifest) -> None:
         """Refuse a place that does not have the history of this topic. It may be ahead of a topic that lags."""
         for log in self._logs:
             points = base.partition(log.partition).points(base.log_id)
             if points and (comparison := compare_history(points, log)).relation != AHEAD:
                 comparison.check(f"the place {self._store.path}", log, _ADVICE)
 
-    def _write_facts(self, jobs: list[_Job], base: Tiered) -> None:
+    def _write_facts(self, jobs: list[_Job], base: TierManifest) -> None:
         """Update the small files that may change."""
         content = self._files.read_whole(os.path.join(self._topic.path, topic_file.NAME), _MOST_FACTS)
         if content != self._read(topic_file.NAME):
@@ -231,7 +231,7 @@ class _Uploader:
 
     # --- gaps ----------------------------------------------------------------------------------------
 
-    def _renew(self, base: Tiered) -> bool:
+    def _renew(self, base: TierManifest) -> bool:
         """Upload a segment again if it had gaps, and the log can read more of it by now; False if there is none."""
         for log in self._logs:
             past = base.partition(log.partition).segments
@@ -275,7 +275,7 @@ class _Uploader:
             if known.end < end <= mark.durable_end:
                 yield _Span(log, start, end)
 
-    def _jobs(self, spans: list[_Span], base: Tiered) -> Iterator[_Job]:
+    def _jobs(self, spans: list[_Span], base: TierManifest) -> Iterator[_Job]:
         """The segments with their headers. The first one of a partition must follow the place's last one."""
         before: SegmentHeader | None = None  # the header at the end of the last segment
         for log, start, end in spans:
@@ -293,7 +293,7 @@ class _Uploader:
     def _header(self, log: Log, base: int) -> SegmentHeader:
         return read_segment_header(self._files, os.path.join(log.directory, segment_name(base)), log.identity)
 
-    def _upload(self, jobs: list[_Job], base: Tiered) -> dict[int, tuple[TieredSegment, ...]]:
+    def _upload(self, jobs: list[_Job], base: TierManifest) -> dict[int, tuple[TieredSegment, ...]]:
         """Upload and compare these segments, several together; returns the segments of their partitions then."""
         pool = ThreadPoolExecutor(self._in_flight, "loglib-tier")
         done: dict[int, tuple[TieredSegment, ...]] = {}

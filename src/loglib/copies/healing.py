@@ -22,7 +22,7 @@ from ..log.repair import stated_log_id
 from ..log.verify import Progress, VerifyReport
 from ..segment import Identity
 from ..system.files import REAL, Files
-from .heal_log import Healed, LogHealing, Unhealed, heal_log
+from .heal_log import HealedRange, LogHealing, UnhealedRange, heal_log
 
 __all__ = ["HealReport", "heal", "heal_topic"]
 
@@ -32,8 +32,8 @@ _MOST_BYTES = 1 << 20
 class HealReport(NamedTuple):
     """The result of healing a topic."""
 
-    healed: tuple[Healed, ...]  # what was done; of a dry run: what would be done
-    unhealed: tuple[Unhealed, ...]  # what stays damaged, and why
+    healed: tuple[HealedRange, ...]  # what was done; of a dry run: what would be done
+    unhealed: tuple[UnhealedRange, ...]  # what stays damaged, and why
     verified: VerifyReport  # after the healing; of a dry run: of the unchanged topic
 
 
@@ -67,8 +67,8 @@ def heal_topic(
     """Heal a topic on these files; with `only`, only these partitions."""
     if not dry_run:
         copy_role.check(files, path, copy_role.HEAL)
-    healed: list[Healed] = []
-    unhealed: list[Unhealed] = []
+    healed: list[HealedRange] = []
+    unhealed: list[UnhealedRange] = []
     log_id, config = _description(files, path, donors, healed, dry_run=dry_run)
 
     def care(identity: Identity, progress: Callable[[int], None]) -> None:
@@ -78,7 +78,7 @@ def heal_topic(
             made = heal_log(files, place, others, identity, config.permissions, dry_run=dry_run, progress=progress)
         except CorruptLogError as error:
             why = f"found {error.found}, expected {error.expected}: nothing is left that names the log; mirror it"
-            made = LogHealing(unhealed=(Unhealed(number, place, why),))
+            made = LogHealing(unhealed=(UnhealedRange(number, place, why),))
         healed.extend(made.healed)
         unhealed.extend(made.unhealed)
 
@@ -88,7 +88,7 @@ def heal_topic(
 
 
 def _description(
-    files: Files, path: str, donors: Sequence[str], healed: list[Healed], *, dry_run: bool
+    files: Files, path: str, donors: Sequence[str], healed: list[HealedRange], *, dry_run: bool
 ) -> tuple[bytes, TopicConfig]:
     """The log id and the policies of the topic. If its description is damaged, it is replaced by a donor's."""
     try:
@@ -105,7 +105,7 @@ def _description(
             kept = None
             if not dry_run:
                 kept = _replace(files, path, content, permissions)
-            healed.append(Healed(None, fault.path, f"rebuilt (found {fault.found})", donor=donor, kept=kept))
+            healed.append(HealedRange(None, fault.path, f"rebuilt (found {fault.found})", donor=donor, kept=kept))
             return described
     raise fault
 

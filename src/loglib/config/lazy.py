@@ -1,0 +1,47 @@
+"""Lazy: the names of a package that are loaded when they are first used.
+
+Invariant: `import loglib` loads no module of a room that the program does not use (PEP 562).
+
+Threads: safe for all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["called_later", "lazily"]
+
+
+def called_later(module: str, name: str) -> Callable[..., Any]:
+    """A function that loads `module` when it is called, and calls the function of this name there."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        return getattr(import_module(module), name)(*given, **named)
+
+    return call
+
+
+def lazily(
+    package: str, names_of: Mapping[str, str], others: Iterable[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The functions `__getattr__` and `__dir__` of a package.
+
+    `names_of` has, for each module, the names that it gives to the package, with spaces between them. Modules are
+    relative to the package. `others` are names that the package has in other ways.
+    """
+    module_of = {name: module for module, names in names_of.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(module_of[name], package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *module_of, *others})
+
+    return load, names
