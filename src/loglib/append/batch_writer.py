@@ -16,9 +16,10 @@ from typing import NoReturn, Protocol
 from ..config.policies import TopicConfig
 from ..errors import LogClosedError, LogError, LogMovedError, StorageFullError, StorageIOError
 from ..format.codec import codec_id
-from ..format.header import encode_body
+from ..format.header import NO_PRODUCER, SECTION, Header, Producer, encode_body
 from ..log.recovery import Tail
 from ..system.clock import Clock, Moment
+from ..system.files import Buffer
 from ..system.not_copyable import NotCopyable
 from ..system.reentry import asker
 from .flush_limits import FlushLimits
@@ -101,6 +102,12 @@ class BatchWriter(NotCopyable):
         """An empty open batch after `tail`, which owes what the present one owes."""
         return OpenBatch(tail, self.partition, any_size=self._takes_any_size, owed=self.batch.owed)
 
+    def _begin(self, batch: OpenBatch) -> None:
+        """Set the limits of a batch before its first record, and let the timer flush it."""
+        batch.take_up_to(*self._limits.room(batch.tail))
+        if self.timer is not None:
+            self.timer.touch()
+
     def _seal(self) -> None:
         """Write the open batch, if it has records."""
         batch = self.batch
@@ -150,6 +157,24 @@ class BatchWriter(NotCopyable):
         batch.lost = failure  # for threads that wait until their records are flushed
         self._losses.drop(failure)
         raise failure from error
+
+    def _adopted(self, batches: Sequence[tuple[Header, Buffer]]) -> list[NewBatch]:
+        """The batches of another log. A producer is left out if its sequence numbers do not rise here."""
+        self.disk.note_producers(self.batch.tail)
+        known: dict[int, int] = {}
+        adopted: list[NewBatch] = []
+        for header, body in batches:
+            producer = Producer(header.producer_id, header.producer_sequence)
+            if (
+                header.flags & SECTION  # then these fields name a transaction of another log
+                or producer.sequence <= known.get(producer.id, -1)
+                or not self.disk.producers.is_news(producer)
+            ):
+                producer = NO_PRODUCER  # for example the producer of another partition
+            else:
+                known[producer.id] = producer.sequence
+            adopted.append(NewBatch(header, [body], producer))
+        return adopted
 
     def _write_all(self, batches: Sequence[NewBatch], used: int, ranges: list[range]) -> bool:
         """Write the batches, and add their offsets to `ranges`. True if a flush is then due.

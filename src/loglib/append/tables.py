@@ -26,7 +26,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -66,7 +65,7 @@ class _Piece(NamedTuple):
 
     records: pa.RecordBatch  # of the columns that `Rows` knows
     first: int  # the number of its first record in the call
-    partitions: Callable[[], Numbers]  # of each record; may be called in another thread
+    partitions: Callable[[], Numbers | int]  # of each record, or of all; may be called in another thread
 
 
 class _Load(NamedTuple):
@@ -178,17 +177,20 @@ class _Encoder:
             size = min(size * self._route.partitions, max(size, _SPREAD_BYTES))
         return _gathered(batches, max(size, _PIECE_BYTES))
 
-    def _placed(self, records: pa.RecordBatch) -> Callable[[], Numbers]:
+    def _placed(self, records: pa.RecordBatch) -> Callable[[], Numbers | int]:
         """The partitions of the records. What `loads` may compute in its thread is left to it."""
         route, names, count = self._route, records.schema.names, len(records)
         chosen = records.column("partition") if "partition" in names else None
         if route.partition is not None or (route.partitions == 1 and chosen is None):
-            return partial(np.full, count, route.partition or 0, np.uint16)
+            return lambda: route.partition or 0
         keys = records.column("key") if "key" in names else None
         if self._keyless is None and (chosen is None or chosen.null_count) and (keys is None or keys.null_count):
             assert route.keyless is not None
             self._keyless = route.keyless(count, records.nbytes)
-        place = partial(place_rows, count, keys, chosen, self._of_keys, route.partitions, keyless=self._keyless or 0)
+        keyless = self._keyless or 0
+        if keys is None and chosen is None:
+            return lambda: keyless
+        place = partial(place_rows, count, keys, chosen, self._of_keys, route.partitions, keyless=keyless)
         if chosen is None and can_hash(route.partitioner):
             return place
         placed = place()
@@ -208,7 +210,11 @@ class _Encoder:
         records = piece.records
         if "partition" in records.schema.names:
             records = records.drop_columns("partition")
-        shares = list(deal(records, piece.partitions()))
+        partitions = piece.partitions()
+        if isinstance(partitions, int):
+            shares = [Share(partitions, records, range(len(records)))]
+        else:
+            shares = list(deal(records, partitions))
         for share in shares:
             yield self._load(share, shares)
 

@@ -40,7 +40,7 @@ from ..errors import (
 )
 from ..format.codec import codec_id
 from ..format.columns import Columns
-from ..format.header import NO_PRODUCER, SECTION, Body, Header, Producer
+from ..format.header import NO_PRODUCER, Body, Header, Producer
 from ..format.watermark import Mark
 from ..log.index import SegmentIndex
 from ..log.log import Wakeable
@@ -262,12 +262,6 @@ class Writer(BatchWriter):
         finally:
             self.lock.release()
 
-    def _begin(self, batch: OpenBatch) -> None:
-        """Set the limits of a batch before its first record, and let the timer flush it."""
-        batch.take_up_to(*self._limits.room(batch.tail))
-        if self.timer is not None:
-            self.timer.touch()
-
     def _has_room_at_once(self, batch: OpenBatch, size_bytes: int) -> bool:
         """True if one record neither fills the open batch nor makes a flush due."""
         if self.timer is None or self.closed or self.disk.failure or batch.owed:
@@ -330,24 +324,6 @@ class Writer(BatchWriter):
                 end = self.batch.tail.end
             self._after_append(ranges[-1][-1], due=due)
         return range(start, end)
-
-    def _adopted(self, batches: Sequence[tuple[Header, Buffer]]) -> list[NewBatch]:
-        """The batches of another log. A producer is left out if its sequence numbers do not rise here."""
-        self.disk.note_producers(self.batch.tail)
-        known: dict[int, int] = {}
-        adopted: list[NewBatch] = []
-        for header, body in batches:
-            producer = Producer(header.producer_id, header.producer_sequence)
-            if (
-                header.flags & SECTION  # then these fields name a transaction of another log
-                or producer.sequence <= known.get(producer.id, -1)
-                or not self.disk.producers.is_news(producer)
-            ):
-                producer = NO_PRODUCER  # for example the producer of another partition
-            else:
-                known[producer.id] = producer.sequence
-            adopted.append(NewBatch(header, [body], producer))
-        return adopted
 
     def _tell_rolled(self) -> None:
         if self.disk.rolled and self.on_roll is not None:
