@@ -30,7 +30,6 @@ __all__ = [
     "decode_store", "encode", "encode_checkpoint", "encode_store",
 ]  # fmt: skip
 
-
 T = TypeVar("T")
 
 
