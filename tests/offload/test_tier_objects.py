@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,12 +130,13 @@ def test_objects_are_read_and_not_written(tmp_path: Path) -> None:
     files.close(number)
     assert files.stat("x://root/a").st_size == files.lstat("x://root/a").st_size == 7
     assert files.listdir("x://root") == ["a"] and files.is_directory("x://root")
-    for change in (
+    changes: list[Callable[[], object]] = [
         lambda: files.create("x://root/b", 0o600),
         lambda: files.mkdir("x://root/b"),
         lambda: files.unlink("x://root/a"),
         lambda: files.rename("x://root/a", "x://root/b"),
-    ):
+    ]
+    for change in changes:
         with pytest.raises(OSError, match="a copy in an object store is only read"):
             change()
     with pytest.raises(FileNotFoundError):
