@@ -130,12 +130,12 @@ def test_objects_are_read_and_not_written(tmp_path: Path) -> None:
     files.close(number)
     assert files.stat("x://root/a").st_size == files.lstat("x://root/a").st_size == 7
     assert files.listdir("x://root") == ["a"] and files.is_directory("x://root")
-    changes: tuple[Callable[[], object], ...] = (
+    changes: list[Callable[[], object]] = [
         lambda: files.create("x://root/b", 0o600),
         lambda: files.mkdir("x://root/b"),
         lambda: files.unlink("x://root/a"),
         lambda: files.rename("x://root/a", "x://root/b"),
-    )
+    ]
     for change in changes:
         with pytest.raises(OSError, match="a copy in an object store is only read"):
             change()
