@@ -200,7 +200,7 @@ def test_a_segment_is_compared_with_what_the_disk_has(open_topic: Open, path: Pa
         """A disk that gives back another byte of what was written to the place."""
 
         def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-            content: bytes = self._pass_on("pread", fd, size_bytes, position)
+            content: bytes = self.forward("pread", fd, size_bytes, position)
             if self._paths.get(fd, "").startswith(str(to / "0000")) and position == 0:
                 return content[:50] + bytes([content[50] ^ 1]) + content[51:]
             return content
@@ -475,13 +475,13 @@ class Failing(RecordingFiles):
         return self._opened
 
     def open(self, *given: Any, **places: Any) -> int:
-        number: int = self._pass_on("open", *given, **places)
+        number: int = self.forward("open", *given, **places)
         self._opened.add(number)
         return number
 
     def close(self, fd: int) -> None:
         self._opened.discard(fd)
-        self._pass_on("close", fd)
+        self.forward("close", fd)
 
 
 def test_a_place_is_promoted_also_if_a_partition_never_had_a_sealed_segment(
