@@ -185,7 +185,7 @@ class Minimum:
         return True
 
     def _count(self, key: TopicPartition, backlog: Backlog, enough: int) -> int:
-        """The number of the partition's records; it may be too low if it is at least `enough`."""
+        """The number of the partition's records; counting may stop at `enough`."""
         known = self._counts.get(key)
         if known is None or known.start != backlog.start or known.end > backlog.end:
             known = _Count(backlog.start, backlog.start, 0)

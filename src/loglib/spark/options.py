@@ -239,7 +239,7 @@ def _names(options: Mapping[str, str], name: str) -> tuple[str, ...] | None:
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The names as the user wrote them. They must differ not only in case, as in Spark."""
+    """The names as the user wrote them. They must differ in more than case, as in Spark."""
     names = _names(options, "columns")
     if names is None:
         return None
