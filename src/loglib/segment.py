@@ -304,10 +304,9 @@ class SegmentReader(NotCopyable):
             batch = take(block, 0, source, offset=offset, partition=self.partition, salt=self.salt)
         except (OSError, BadBatch, NewerBatch):
             return None
-        if isinstance(batch, Header):
+        if not isinstance(batch, Batch) or stored_header(batch).length != size:
             return None
-        header = stored_header(batch)
-        return batch if header.length == size and header.previous_crc == previous_crc else None
+        return batch if stored_header(batch).previous_crc == previous_crc else None
 
     def headers(self, offset: int, limit: int) -> Iterator[Header]:
         """The headers of all batches from `offset` to `limit`, without reading bodies."""

@@ -14,8 +14,10 @@ from builders import spoil
 
 from conftest import QUIET, values_of
 from loglib import CorruptLogError, Mirror, Topic, repair, snapshot, testing
-from loglib.log.donors import Donors
-from loglib.segment import HEADER_BYTES
+from loglib.log import topic_file
+from loglib.log.donors import Donor, Donors
+from loglib.segment import HEADER_BYTES, Identity
+from loglib.system.files import REAL
 
 SMALL: dict[str, Any] = {"segment_bytes": 4096, "batch_bytes": 512}
 VALUES = [b"%03d" % number + b"." * 100 for number in range(120)]
@@ -254,3 +256,18 @@ def test_the_same_damage_is_reported_once(path: Path, copy: Path) -> None:
         reader.seek("begin")
         assert len(list(reader)) == 120 and reader.healed == healed
         assert logging.getLogger("loglib") is not None and "are read from" in str(healed[0])
+
+
+def test_donor_has_no_batch_where_its_bytes_end_inside_one(path: Path) -> None:
+    write(path)
+    log_id = topic_file.read(REAL, str(path))
+    assert log_id is not None
+    donor = Donor(REAL, str(path / "0000"), Identity.of(log_id[0], 0))
+    first = donor.log.header_around(0, donor.mark)
+    assert donor.batch(0, first.length).header == first
+    for length in (8, first.length - 8, first.length + 8):
+        with pytest.raises(CorruptLogError):
+            donor.batch(0, length)
+    with pytest.raises(CorruptLogError, match="found 2 batches, expected one"):
+        donor.batch(0, first.length + donor.log.header_around(first.next_offset, donor.mark).length)
+    donor.release_files()
