@@ -100,8 +100,8 @@ def test_an_end_by_time_commits_what_is_due_also_if_a_look_takes_long(
             async with topic.group("etl") as group:
                 look = group.joined._next
 
-                def slow(*arguments: Any) -> Any:
-                    found = look(*arguments)
+                def slow(*arguments: Any, **options: Any) -> Any:
+                    found = look(*arguments, **options)
                     if found is None:
                         time.sleep(0.12)  # past the deadline, and the look came before the commit was due
                     return found
@@ -228,5 +228,23 @@ def test_cancelled_poll_has_handed_out_nothing(path: Path) -> None:
             async with topic.group("g") as group:
                 await begun_and_cancelled(group.poll(), after=0.0)
                 assert len(await group.poll()) == 5
+
+    run(main())
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_loop_ends_when_its_topic_is_closed_and_with_a_timeout_it_raises(path: Path, timeout: float | None) -> None:
+    """A loop without a timeout raised, too, unlike that of `Group.follow`."""
+
+    async def main() -> None:
+        async with aio.open(path) as topic, topic.group("etl") as group:
+            reading = asyncio.create_task(first(group.follow(timeout), 1))
+            await eventually(lambda: group.assignment == [0])
+            await asyncio.to_thread(topic.topic.close)
+            if timeout is None:
+                assert await reading == []
+            else:
+                with pytest.raises(LogClosedError, match="open the topic again"):
+                    await reading
 
     run(main())

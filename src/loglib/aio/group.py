@@ -157,7 +157,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         deadline = None if timeout is None else monotonic() + timeout
         while True:
             asked = monotonic()  # the last call begins after the deadline, so it makes the commits that are due
-            run = await self._calls(group._next, 0.0, way, most)
+            run = await self._calls(group._next, 0.0, way, most, endless=deadline is None)
             if run is not None or group.closed:
                 return run
             if deadline is not None and asked >= deadline:

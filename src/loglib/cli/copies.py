@@ -128,8 +128,8 @@ def _address(text: str) -> tuple[str, int]:
 
 
 _ADDRESS, _FILE = Parsed("host:port", _address), click.Path(dir_okay=False)
-_timeout = click.option("--timeout", type=DURATION, default=timedelta(seconds=TIMEOUT_S), show_default="60s",
-                        help="Give up the other end after this time of silence.")  # fmt: skip
+_timeout = click.option("--timeout", type=DURATION, default=timedelta(seconds=TIMEOUT_S),
+                        help=f"Give up the other end after this time of silence.  [default: {TIMEOUT_S:g}s]")
 _shared_key = click.option("--shared-key", type=_FILE, help="The file with the key that both ends have.")
 _open = click.option("--open", "is_open", is_flag=True, help="Allow other hosts without TLS and a key.")
 

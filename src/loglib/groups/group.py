@@ -215,8 +215,13 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
     def _shown_batch(self, partition: TopicPartition, batch: Batch) -> HandedBatch:
         """A batch as the caller gets it."""
 
-    def _next(self, timeout: float | None, way: Way, most: int | None = None) -> Run | None:
-        """Wait for the next records and return them; None after `timeout` seconds without a record."""
+    def _next(
+        self, timeout: float | None, way: Way, most: int | None = None, *, endless: bool = False
+    ) -> Run | None:
+        """Wait for the next records and return them; None after `timeout` seconds without a record.
+
+        `endless`: this call is one step of a wait without a timeout.
+        """
         timeout = timeout_seconds(timeout)
         deadline = None if timeout is None else monotonic() + timeout
         run = None
@@ -230,7 +235,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             # The topic was closed, and its groups with it, while this thread was reading.
         if isinstance(self._closed, ForkedHandleError):
             raise self._closed
-        if self._why and timeout is not None:  # None would mean that no record came
+        if self._why and timeout is not None and not endless:  # None would mean that no record came
             raise LogClosedError(self._why)
         return run if self._closed is None else None
 
