@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
@@ -87,10 +86,24 @@ def _parse(name: str, content: bytes) -> tuple[bool, bytes, TopicConfig]:
             raise UnsupportedFormatError(name, "topic format", version, FORMAT)
         if values.get("compression", "none") not in CODEC_NAMES:
             raise UnsupportedFormatError(name, "compression", values["compression"], ", ".join(CODEC_NAMES))
-        log_id, config = uuid.UUID(values["log_id"]).bytes, TopicConfig.from_json(values)
+        log_id, config = _parse_id(values["log_id"]), TopicConfig.from_json(values)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptLogError(name, 0, f"no valid description ({error!r})", "the JSON of a topic") from error
     return "partitions" in values, log_id, config
+
+
+def _parse_id(text: str) -> bytes:
+    """The 16 bytes of a UUID as text. `ValueError` if it is none."""
+    log_id = bytes.fromhex(text.replace("-", ""))
+    if len(log_id) != 16:
+        raise ValueError(f"log_id {text!r} is no UUID")
+    return log_id
+
+
+def _id_text(log_id: bytes) -> str:
+    """The 16 bytes as a UUID in text (RFC 9562)."""
+    text = log_id.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def _has_records(files: Files, directory: str) -> bool:
@@ -114,7 +127,7 @@ def _check_crc(name: str, content: bytes, stated: str) -> None:
 def write(directory: Directory, log_id: bytes, config: TopicConfig) -> None:
     """Replace `topic.json`. Synced."""
     _check_stored(config)
-    values = {"format": FORMAT, "log_id": str(uuid.UUID(bytes=log_id))} | config.to_json()
+    values = {"format": FORMAT, "log_id": _id_text(log_id)} | config.to_json()
     text = json.dumps(values, indent=2).removesuffix("\n}") + ",\n  "
     content = f'{text}"crc": "{crc32c(text.encode()):08x}"\n}}\n'
     directory.replace(NAME, content.encode(), config.permissions)
@@ -138,6 +151,8 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
     _check_stored(config)
     parent = os.path.dirname(path)
     files.make_directories(parent, config.permissions)
+    import uuid  # a fifth of the time of `import loglib`, and only a new topic needs it
+
     log_id = uuid.uuid4().bytes
     aside = new_aside(files, path)
     if put_in_place(files, aside, path, lambda: _build(files, aside, log_id, config, now=now)):
