@@ -39,9 +39,8 @@ API_NAMES = (
     "loglib.transaction", "loglib.Transaction", "loglib.Retention", "loglib.FlushPolicy", "loglib.metrics.TopicStats",
     "loglib.metrics.PartitionStats", "loglib.topics", "loglib.group", "loglib.repair", "loglib.log.RepairReport",
     "loglib.copies.snapshot", "loglib.copies.Snapshot", "loglib.copies.mirror", "loglib.copies.Mirror",
-    "loglib.copies.promote",
-    "loglib.offload.archive", "loglib.Archived", "loglib.offload.tier", "loglib.Tiered",
-    "loglib.offload.read_archive", "loglib.audit", "loglib.aio.open", "loglib.aio.AsyncTopic",
+    "loglib.copies.promote", "loglib.offload.archive", "loglib.offload.ArchiveManifest", "loglib.offload.tier",
+    "loglib.offload.TierManifest", "loglib.offload.read_archive", "loglib.audit", "loglib.aio.open", "loglib.aio.AsyncTopic",
     "loglib.aio.AsyncReader", "loglib.aio.AsyncGroup", "loglib.logging.LogHandler", "loglib.metrics.prometheus",
     "loglib.metrics.opentelemetry", "loglib.spark", "loglib.testing",
 )  # fmt: skip

@@ -55,6 +55,14 @@ from .partition import Partition
 from .topic import Topic
 
 if _TYPE_CHECKING:  # loaded when it is first used, since most programs use none of it
+    from . import aio as aio
+    from . import audit as audit
+    from . import copies as copies
+    from . import metrics as metrics
+    from . import offload as offload
+    from . import spark as spark
+    from . import testing as testing
+    from . import transactions as transactions
     from .transactions.repair_store import repair
     from .transactions.transaction import Transaction, transaction
 
@@ -114,4 +122,5 @@ __getattr__, __dir__ = _lazily(
     __name__,
     {".transactions.repair_store": "repair", ".transactions.transaction": "Transaction transaction"},
     __all__,
+    rooms="aio audit copies groups log metrics offload spark testing transactions",
 )

@@ -237,7 +237,7 @@ def test_loop_ends_when_its_topic_is_closed_and_with_a_timeout_it_raises(path: P
     """A loop without a timeout raised, too, unlike that of `Group.follow`."""
 
     async def main() -> None:
-        async with aio.open(path) as topic, topic.group("etl") as group:
+        async with aio.open(path, create=True) as topic, topic.group("etl") as group:
             reading = asyncio.create_task(first(group.follow(timeout), 1))
             await eventually(lambda: group.assignment == [0])
             await asyncio.to_thread(topic.topic.close)

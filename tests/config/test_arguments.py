@@ -504,7 +504,7 @@ def test_group_refuses_what_makes_no_sense(topic: Topic) -> None:
         for call in (
             lambda: group.poll(max_records=0), lambda: group.poll(max_records=1.5),  # type: ignore[arg-type]
             lambda: group.poll(timeout=float("nan")), lambda: next(group.follow(timeout=float("nan"))),
-            lambda: next(group.batches(timeout="1")),  # type: ignore[arg-type]
+            lambda: next(group.batches(timeout="1")),
         ):  # fmt: skip
             with pytest.raises((TypeError, ValueError), match="must be"):
                 call()

@@ -64,7 +64,7 @@ def test_policy_of_another_type_leaves_the_description_of_a_topic_alone(tmp_path
             Topic.open(tmp_path / "new", create=True, **wrong)
     with Topic.open(tmp_path / "topic") as topic:
         assert topic.config == TopicConfig()
-    Topic.open(tmp_path / "new").close()
+    Topic.create(tmp_path / "new").close()
 
 
 def test_float_is_refused_when_the_topic_is_opened_and_not_at_the_first_append(tmp_path: Any) -> None:

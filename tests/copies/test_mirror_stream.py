@@ -444,7 +444,7 @@ def test_wrong_arguments(open_topic: OpenTopic, path: Path, to: Path) -> None:
             receive_mirror(ours, to, timeout=0)
         with pytest.raises(FileNotFoundError):
             serve_mirror(path.with_name("nothing"), theirs)
-        with pytest.raises(ValueError, match="on_damage"), served(topic.path) as serving:
+        with pytest.raises(ValueError, match="on_divergence"), served(topic.path) as serving:
             Mirror.over(serving.stream, to, on_divergence="ignore")  # type: ignore[arg-type]
         with Topic.open(path.with_name("other"), create=True, partitions=1) as other:
             with pytest.raises(NotLeaderError):

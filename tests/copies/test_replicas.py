@@ -272,7 +272,7 @@ def test_retention_and_rolls_while_one_is_away(places: list[Path], devices: Devi
     ({"acks": "two"}, ValueError, "acks is one of 'all', 'quorum', 'leader', not 'two'"),
     ({"replica_timeout": 0}, ValueError, "replica_timeout is a number of seconds above 0"),
     ({"replicas": "/a"}, TypeError, "replicas is a list"),
-    ({"forget_replicas": "/a"}, TypeError, "lose is a list"),
+    ({"forget_replicas": "/a"}, TypeError, "forget_replicas is a list"),
     ({"forget_replicas": ["/a"]}, ValueError, "has no replicas yet"),
     ({"replicas": None, "acks": "all"}, ValueError, "replicas=.* is missing"),
     ({"durability": "os"}, ValueError, "durability='os'; a topic with replicas needs 'disk'"),

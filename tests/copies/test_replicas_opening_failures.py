@@ -80,10 +80,10 @@ def test_new_directory_that_fails_late_makes_no_replicated_topic(places: list[Pa
 
 def test_failure_before_the_writers_are_made_releases_all(written: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched, pytest.raises(OSError, match="it dies here"):
-        patched.setattr("loglib.topic.Access", dying)
+        patched.setattr("loglib.append.access.Access", dying)
         open_all(written)
     with monkeypatch.context() as patched, pytest.raises(OSError, match="it dies here"):
-        patched.setattr("loglib.append.access.Writer", dying)
+        patched.setattr("loglib.append.access.SectionWriter", dying)
         open_all(written)
     open_all(written).close()
 

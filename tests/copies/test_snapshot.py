@@ -256,7 +256,7 @@ def test_snapshot_ends_before_a_transaction_that_is_held(
 def test_snapshot_is_not_opened_for_writing(rolled: Topic, tmp_path: Path) -> None:
     made = snapshot(rolled.path, tmp_path / "copy")
     for shared in (False, True):
-        with pytest.raises(NotLeaderError, match=r"is a snapshot of .*loglib\.promote") as caught:
+        with pytest.raises(NotLeaderError, match=r"is a snapshot of .*loglib\.copies\.promote") as caught:
             Topic.open(made.path, create=True, shared=shared)
     assert (caught.value.path, caught.value.role, caught.value.of) == (made.path, "snapshot", rolled.path)
     with pytest.raises(NotLeaderError):

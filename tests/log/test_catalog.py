@@ -86,7 +86,7 @@ def test_directory_of_topics_that_is_opened_as_one_says_which_there_are(tmp_path
 
 
 def test_mistyped_path_made_a_topic(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="create=True makes one"):
+    with pytest.raises(FileNotFoundError, match="create=True, too"):
         Topic.open(tmp_path / "clikcs", create=False)
     assert listing(tmp_path) == []
     Topic.open(tmp_path / "clicks", create=True).close()

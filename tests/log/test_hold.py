@@ -164,7 +164,7 @@ def test_commits_of_a_topic_that_was_made_again_hold_nothing_back_and_release_no
     groups = path / "groups"
     kept = groups.rename(path.with_name("groups"))
     Topic.delete(path)
-    with Topic.open(path, retention=NOTHING) as topic:
+    with Topic.create(path, retention=NOTHING) as topic:
         kept.rename(groups)
         seal(topic, 2)
         assert drops(topic.retain()) == [False] * 3

@@ -246,7 +246,7 @@ def test_a_topic_or_an_archive_that_is_not_there_is_no_archive(tmp_path: Path, t
         archive(tmp_path / "nothing", to)
     assert not to.exists()
     for use in (archived, read_archive):
-        with pytest.raises(FileNotFoundError, match=r"loglib\.archive makes one"):
+        with pytest.raises(FileNotFoundError, match=r"loglib\.offload\.archive makes one"):
             use(to)
     to.write_bytes(b"a file")
     with pytest.raises(FileNotFoundError):

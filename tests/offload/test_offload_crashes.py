@@ -22,7 +22,7 @@ from conftest import NOW, QUIET
 from loglib import LogError, Retention, Topic, testing
 from loglib.format.header import crc32c
 from loglib.offload import TierManifest, archive, tier
-from loglib.offload import tier as uploader
+from loglib.offload import tiering as uploader
 from loglib.offload.archive_reader import ArchiveReader, stream
 from loglib.offload.tier_files import Tier
 from loglib.system.files import Files

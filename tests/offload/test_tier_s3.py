@@ -21,7 +21,7 @@ from conftest import start_python
 from loglib import CorruptLogError, LogError, NotLeaderError, Retention, Topic
 from loglib.cli.program import run
 from loglib.offload import s3, tier, tiered
-from loglib.offload import tier as uploader
+from loglib.offload import tiering as uploader
 from loglib.offload.object_files import ObjectFiles
 from loglib.offload.s3 import S3Store
 from loglib.offload.storage import storage_of

@@ -29,7 +29,7 @@ from loglib.copies import promote
 from loglib.format.checked_json import seal as seal_line
 from loglib.log.copy_role import MANIFESTS
 from loglib.offload import TieredPartition, TieredSegment, TierManifest, archive, manifest_log, tier, tiered
-from loglib.offload import tier as uploader
+from loglib.offload import tiering as uploader
 from loglib.offload.store import DirectoryStore
 from loglib.offload.tier_manifest import decode, encode
 from loglib.segment import read_segment_header

@@ -160,7 +160,7 @@ MAKES_DESCRIPTORS = {
 MAY_MAKE = {
     "system/system_calls": {"os.open"}, "system/descriptors": {"os.open", "os.dup"}, "system/notify": {"os.pipe"},
     "cli/lines": {"os.open"}, "cli/signals": {"os.pipe2"}, "cli/streams": {"os.open"},
-    "cli/copies": {"socket.create_server", "listener.accept", "socket.create_connection", "subprocess.Popen"},
+    "cli/copies": {"socket.create_server", "listener.accept", "socket.socket", "subprocess.Popen"},
 }
 _MAKERS = {"os", "socket", "select", "subprocess", "tempfile", "listener", "ctypes"}
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
 from ..config.arguments import Start, check_count
-from ..config.quantities import timeout_seconds
+from ..config.quantities import Duration, timeout_seconds
 from ..errors import LogClosedError
 from ..groups import Commit
 from ..groups.delivery import Run, Way
@@ -54,7 +54,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     # --- reading ---------------------------------------------------------------------------------
 
-    async def follow(self, timeout: float | None = None) -> AsyncGenerator[Handed, None]:
+    async def follow(self, timeout: Duration | None = None) -> AsyncGenerator[Handed, None]:
         """Yield the group's records, until `timeout` seconds pass without one. None waits for ever.
 
         `Group.follow` explains when a record is handled and committed, and the errors.
@@ -68,7 +68,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
             group._delivery.leave(run, came_back=True)  # otherwise the next call settles it, or `close`
             del run, few
 
-    async def batches(self, timeout: float | None = None) -> AsyncGenerator[HandedBatch, None]:
+    async def batches(self, timeout: Duration | None = None) -> AsyncGenerator[HandedBatch, None]:
         """Like `follow`, but yields batches: whole columns instead of single records."""
         timeout = timeout_seconds(timeout)
         group = self._member
@@ -77,7 +77,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
             yield group._shown_batch(run.partition, run.batch)
             group._delivery.leave(run, came_back=True)
 
-    async def poll(self, *, max_records: int = POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
+    async def poll(self, *, max_records: int = POLLED_RECORDS, timeout: Duration | None = 0.0) -> list[Handed]:
         """Return up to `max_records` records of one partition; an empty list if none comes in `timeout` seconds.
 
         The records count as handled at the next call of `poll`, `follow` or `batches`, or when committed. The records

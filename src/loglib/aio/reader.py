@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Self
 
-from ..config.quantities import timeout_seconds
+from ..config.quantities import Duration, timeout_seconds
 from ..format.batch import Batch
 from ..format.record import Damage, Record
 from ..log.reader import Reader, StartLike
@@ -29,7 +29,7 @@ __all__ = ["AsyncReader"]
 class AsyncReader(NotCopyable):
     """Reads records of one partition or of several, up to an end or for ever. `async for` gives the records."""
 
-    def __init__(self, reader: Reader, *, timeout: float | None = None) -> None:
+    def __init__(self, reader: Reader, *, timeout: Duration | None = None) -> None:
         """`AsyncTopic.read` and `AsyncTopic.follow` make it. `timeout` is that of `follow`."""
         timeout = timeout_seconds(timeout)
         self._reader = reader

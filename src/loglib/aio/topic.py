@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from ..append.record_arguments import HeadersLike
 from ..append.stats import TopicStats
+from ..config.quantities import Duration
 from ..format.batch import Batch
 from ..format.record import Position, Record
 from ..groups.group import GroupOptions
@@ -102,7 +103,7 @@ class AsyncTopic(NotCopyable):
         return self._reader(AsyncReader(self.topic.read(start, end, on_damage=on_damage)))
 
     def follow(
-        self, start: StartLike = "end", timeout: float | None = None, *, on_damage: OnDamage = "raise"
+        self, start: StartLike = "end", timeout: Duration | None = None, *, on_damage: OnDamage = "raise"
     ) -> AsyncReader:
         """A reader that waits for more records, until `timeout` seconds pass without one. None waits for ever."""
         return self._reader(AsyncReader(self.topic.follow(start, timeout, on_damage=on_damage), timeout=timeout))

@@ -59,7 +59,7 @@ def _measured(directory: str, records: int, size: int) -> Iterator[_Row]:
         yield _raw(os.path.join(path, "raw"), records * size)
         value = bytes(size)
         manual = FlushPolicy(None, None, None)
-        with Topic.open(os.path.join(path, "topic"), partitions=1, flush=manual) as topic:
+        with Topic.create(os.path.join(path, "topic"), flush=manual) as topic:
             many = records // _TOGETHER + 1
 
             def append_many() -> None:

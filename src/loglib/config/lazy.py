@@ -25,16 +25,19 @@ def called_later(module: str, name: str) -> Callable[..., Any]:
 
 
 def lazily(
-    package: str, names_of: Mapping[str, str], others: Iterable[str] = ()
+    package: str, names_of: Mapping[str, str], others: Iterable[str] = (), rooms: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions `__getattr__` and `__dir__` of a package.
 
     `names_of` has, for each module, the names that it gives to the package, with spaces between them. Modules are
-    relative to the package. `others` are names that the package has in other ways.
+    relative to the package. `rooms` are modules that are names themselves. `others` are names that the package has in
+    other ways.
     """
     module_of = {name: module for module, names in names_of.items() for name in names.split()}
 
     def load(name: str) -> Any:
+        if name in rooms.split():
+            return import_module(f".{name}", package)
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(module_of[name], package), name)
@@ -42,6 +45,6 @@ def lazily(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of, *others})
+        return sorted({*vars(sys.modules[package]), *module_of, *rooms.split(), *others})
 
     return load, names

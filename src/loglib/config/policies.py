@@ -314,12 +314,16 @@ class Policies(TypedDict, total=False):
     producer_expiry: Duration | None
 
 
+_NUMBERS = ("interval", "bytes", "hold_bytes", "segment_bytes", "batch_bytes", "max_record_bytes")
 CODEC_NAMES = ("none", "zlib", "lz4", "zstd")
 
 
 def _known(cls: type[FlushPolicy | Retention | TopicConfig], values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise TypeError(f"{cls.__name__} must be an object with names, not {values!r}")
+    for name in _NUMBERS:  # only callers write them as text
+        if isinstance(values.get(name), str):
+            raise TypeError(f"{name} must be a number, not {values[name]!r}")
     return {each.name: values[each.name] for each in fields(cls) if each.name in values}
 
 

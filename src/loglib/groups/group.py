@@ -25,7 +25,7 @@ from itertools import repeat
 from typing import Any, Generic, Literal, NamedTuple, Self, TypedDict, TypeVar
 
 from ..config.arguments import Start, check_count, partition_number
-from ..config.quantities import microseconds, timeout_seconds
+from ..config.quantities import Duration, microseconds, timeout_seconds
 from ..errors import ForkedHandleError, LogClosedError, LogError, OffsetOutOfRangeError
 from ..format.batch import Batch
 from ..format.display import Shown
@@ -155,7 +155,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def follow(self, timeout: float | None = None) -> Iterator[Handed]:
+    def follow(self, timeout: Duration | None = None) -> Iterator[Handed]:
         """Yield the group's records as they come, for ever or until `timeout` seconds pass without a record.
 
         A record is handled when the loop asks for the next one. It is then committed according to the
@@ -180,7 +180,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                 delivery.leave(run, came_back=came_back)
             del run, few  # so that the next records reuse memory that is in the processor's cache
 
-    def poll(self, *, max_records: int = POLLED_RECORDS, timeout: float | None = 0.0) -> list[Handed]:
+    def poll(self, *, max_records: int = POLLED_RECORDS, timeout: Duration | None = 0.0) -> list[Handed]:
         """Return up to `max_records` records of one partition; an empty list if none comes in `timeout` seconds.
 
         The records count as handled at the next call of `poll`, `follow` or `batches`, or when committed.
@@ -194,7 +194,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         run.all_out = True
         return shown
 
-    def batches(self, timeout: float | None = None) -> Iterator[HandedBatch]:
+    def batches(self, timeout: Duration | None = None) -> Iterator[HandedBatch]:
         """Like `follow`, but yields batches: whole columns instead of single records."""
         delivery = self._delivery
         while (run := self._next(timeout, "batch")) is not None:
@@ -216,7 +216,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         """A batch as the caller gets it."""
 
     def _next(
-        self, timeout: float | None, way: Way, most: int | None = None, *, endless: bool = False
+        self, timeout: Duration | None, way: Way, most: int | None = None, *, endless: bool = False
     ) -> Run | None:
         """Wait for the next records and return them; None after `timeout` seconds without a record.
 

@@ -178,7 +178,7 @@ def mirror(world: World, topic: Topic | None = None) -> None:
 
 def pass_of_mirror(world: World) -> None:
     set_back = world.ledger.free or world.is_rewound or world.floor is not None or "hold" in world.on
-    loglib.copies.mirror(world.path, world.other, on_divergence="restart" if set_back else "error")
+    loglib.copies.mirror(world.path, world.other, on_divergence="restart" if set_back else "raise")
 
 
 def snapshot(world: World, topic: Topic) -> None:
