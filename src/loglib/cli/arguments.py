@@ -6,15 +6,14 @@ Invariant: a wrong argument is a usage error (exit code 2) that says what to wri
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
 
 from ..config.arguments import check_names, parse_start
+from ..config.quantities import parse_duration, parse_size
 from ..config.uri import is_remote
 from ..log import catalog
 from ..log.topic_file import NAME
@@ -33,11 +32,6 @@ __all__ = [
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:us|ms|s|m|h|d|w))+")
-_PART = re.compile(r"([\d.]+)([a-z]+)")
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
 
 class Parsed(click.ParamType[T]):
     """A type whose values `parse` makes of text. Its `ValueError` is a usage error."""
@@ -52,21 +46,6 @@ class Parsed(click.ParamType[T]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         return parsed
-
-
-def _size(text: str) -> int:
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is not a number of bytes; write 4096, 10MB or 1GiB")
-    number, unit, binary = found.groups()
-    base = 1024 if binary else 1000
-    return int(float(number) * base ** " kmgt".index(unit.lower() or " "))
-
-
-def _duration(text: str) -> timedelta:
-    if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is not a duration; write 90s, 15m, 12h, 7d or 1h30m")
-    return timedelta(seconds=sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text)))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -115,7 +94,7 @@ def _refuse_uri(path: str) -> None:
     raise click.UsageError(f"{shown} is in an object store; `loglib cat` and `loglib tail` read it there")
 
 
-SIZE, DURATION = Parsed("size", _size), Parsed("duration", _duration)
+SIZE, DURATION = Parsed("size", parse_size), Parsed("duration", parse_duration)
 NAMES, START = Parsed("names|none", _names), Parsed("start", _start)
 DIRECTORY, TOPIC, SOURCE = (kind(file_okay=False) for kind in (click.Path, _Topic, _Source))
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from datetime import timedelta
 
 __all__ = [
-    "Duration", "Size", "as_duration", "as_size", "microseconds", "parse_microseconds", "seconds",
-    "timeout_seconds",
+    "Duration", "Size", "as_duration", "as_size", "microseconds", "parse_duration", "parse_microseconds", "parse_size",
+    "seconds", "timeout_seconds",
 ]  # fmt: skip
 
 Duration = float | timedelta | str  # seconds, a timedelta, or text such as "90s"
@@ -41,15 +42,34 @@ def parse_microseconds(text: str) -> int | None:
     return round(sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)))
 
 
+def parse_duration(text: str) -> timedelta:
+    """The duration of a text such as "1h30m"; `ValueError` if it is none."""
+    parsed = parse_microseconds(text)
+    with suppress(OverflowError):  # more than a timedelta can have
+        if parsed is not None:
+            return timedelta(microseconds=parsed)
+    raise ValueError(f"{text!r} is not a duration; write 90s, 15m, 12h, 7d or 1h30m")
+
+
+def parse_size(text: str) -> int:
+    """The bytes of a text such as "1GiB"; `ValueError` if it is no size."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a number of bytes; write 4096, 10MB or 1GiB")
+    number, unit, binary = found.groups()
+    base = 1024 if binary else 1000
+    return int(float(number) * base ** " kmgt".index(unit.lower() or " "))
+
+
 def as_duration(name: str, given: Duration) -> timedelta:
     """The duration as a `timedelta`. `name` is that of the argument, for errors."""
     if isinstance(given, timedelta):
         return given
     if isinstance(given, str):
-        parsed = parse_microseconds(given)
-        if parsed is None:
-            raise ValueError(f"{name} must be a duration such as '90s', '15m', '7d' or '1h30m', not {given!r}")
-        return timedelta(microseconds=parsed)
+        try:
+            return parse_duration(given)
+        except ValueError as error:
+            raise ValueError(f"{name} must be a duration: {error}") from None
     if isinstance(given, bool) or not isinstance(given, int | float):
         raise TypeError(f"{name} must be a duration: seconds, a timedelta, or text such as '90s', not {given!r}")
     try:
@@ -75,10 +95,8 @@ def timeout_seconds(timeout: Duration | None) -> float | None:
 def as_size(name: str, given: Size) -> int:
     """The size in bytes. `name` is that of the argument, for errors."""
     if isinstance(given, str):
-        found = _SIZE.fullmatch(given)
-        if found is None:
-            raise ValueError(f"{name} must be a size such as 4096, '10MB' or '1GiB', not {given!r}")
-        number, unit, binary = found.groups()
-        base = 1024 if binary else 1000
-        return int(float(number) * base ** " kmgt".index(unit.lower() or " "))
+        try:
+            return parse_size(given)
+        except ValueError as error:
+            raise ValueError(f"{name} must be a size: {error}") from None
     return given
