@@ -26,7 +26,10 @@ def test_each_form_of_a_duration_is_the_same(given_as: Any, duration: timedelta)
     assert seconds("age", given_as) == duration.total_seconds()
 
 
-@pytest.mark.parametrize("wrong", ["", "90", "s", "999999999999999999w", "-1h", "1 h", "1h 30m", "1y", float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "90", "s", "999999999999999999w", "-1h", "1 h", "1h 30m", "1y", float("nan"), float("inf"), 1e300],
+)
 def test_duration_that_makes_no_sense_is_refused_by_name(wrong: Any) -> None:
     with pytest.raises(ValueError, match="age must be"):
         as_duration("age", wrong)

@@ -236,9 +236,12 @@ def test_hold_in_a_segments_header_may_lie_below_the_log_start(
     topic.partitions[0].delete_before(topic.partitions[0].segments[-1].base_offset)
     copy = crash_copy(tmp_path / "data", tmp_path / "copy")
     (copy / "topic" / "0000" / "watermark").unlink()
+    before = topic.partitions[0]._access.log.mark()
     again = open_topic(copy / "topic")
     assert values_of(again) == [b"2"]
     sound(again.partitions[0])
+    mark = again.partitions[0]._access.log.mark()  # a number counts only with the store that gave it
+    assert mark.applied_id == before.applied_id != 0 and mark.txn_store == before.txn_store != 0
 
 
 def test_waiting_transaction_is_applied_by_the_process_that_applies_others(pair: tuple[Topic, Topic]) -> None:

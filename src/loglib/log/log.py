@@ -56,7 +56,7 @@ from ..system.not_copyable import NotCopyable
 from .gaps import Gap, read_gaps
 from .index import SegmentIndex
 from .pending_marks import is_held, read_marks, shown
-from .recovery import Extent, Sections, is_part, list_segments, measure, proven_end
+from .recovery import Extent, is_part, list_segments, measure, proven_end
 from .search import after_damage, around, refuse_damage
 from .store_pointer import is_pending_here
 
@@ -284,8 +284,7 @@ class Log(NotCopyable):
         mark = mark.with_writer(last.writer_epoch, last.writer_nonce)
         held = tail.sections
         if held.held_from < first or not held.held_txn:  # retention drops it only when it is done
-            last_one = max((held.applied_txn, held.applied_id), (held.held_txn, held.held_id))
-            held = Sections(last_one[0], 0, 0, 0, last_one[1], 0, held.txn_store)
+            held = held.when_done()
         elif held.held_tail < 0:  # only a segment's header has the hold, without the batch before it
             start = min(held.held_from, tail.end)
             before = tail.last_batch if start == tail.end else self.header_around(start, mark).previous_offset

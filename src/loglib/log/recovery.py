@@ -94,14 +94,18 @@ class Sections(NamedTuple):
         if not header.flags & SECTION:
             return self
         if number > max(self.applied_txn, self.held_txn):
-            applied = max((self.applied_txn, self.applied_id), (self.held_txn, self.held_id))
-            found = Sections(
-                applied[0], number, header.base_offset, header.previous_offset, applied[1], header.producer_id,
-                self.txn_store,
+            found = self.when_done()._replace(
+                held_txn=number, held_from=header.base_offset, held_tail=header.previous_offset,
+                held_id=header.producer_id,
             )  # fmt: skip
         if header.flags & SECTION_END and number == found.held_txn:
             found = found._replace(applied_txn=number, applied_id=found.held_id)
         return found
+
+    def when_done(self) -> Sections:
+        """The state after the transaction that is held, if there is one, is done."""
+        number, txn_id = max((self.applied_txn, self.applied_id), (self.held_txn, self.held_id))
+        return Sections(number, 0, 0, 0, txn_id, 0, self.txn_store)
 
     def progress(self) -> tuple[int, int]:
         """A value that grows with each step of each transaction: the older of two states has the smaller one."""
@@ -259,7 +263,7 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
         behind_bytes = reader.end_of_file() - valid_end
         sections = tail.sections
         if sections.held_txn and sections.held_from < first:  # retention drops it only when it is done
-            sections = Sections(max(sections[:2]), 0, 0, 0)
+            sections = sections.when_done()
         if sections.held_txn and sections.held_from > valid_end:  # a power cut took the batches before its section
             sections = sections._replace(held_from=valid_end, held_tail=tail.last_batch)
         if sections.held_tail == _UNKNOWN:
