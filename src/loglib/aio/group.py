@@ -158,12 +158,19 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
         while True:
             asked = monotonic()  # the last call begins after the deadline, so it makes the commits that are due
             run = await self._calls(group._next, 0.0, way, most, endless=deadline is None)
-            if run is not None or group.closed:
+            if group.closed and group._why and deadline is not None:  # by its topic, perhaps after that call
+                raise LogClosedError(group._why)
+            if run is not None or group.closed or (deadline is not None and asked >= deadline):
                 return run
-            if deadline is not None and asked >= deadline:
-                return None
-            await _readable(group._observer.descriptors(), self._nap(group._until(deadline)))
-            group._observer.wait(0.0)  # empties the pipe with which writers in this process wake the member
+            await self._wait(self._nap(group._until(deadline)))
+
+    async def _wait(self, timeout: float) -> None:
+        """Wait until something has changed for the member, or for `timeout` seconds."""
+        observer = self._member._observer
+        kept_open = observer._open  # the selector would not report the wake of a close if they were closed meanwhile
+        if kept_open is not None:
+            await _readable(observer.descriptors(), timeout)
+            observer.wait(0.0)  # empties the pipe with which writers in this process wake the member
 
     def _nap(self, seconds: float) -> float:
         return seconds if self._member._observer.reports else min(seconds, _NAP_S)
