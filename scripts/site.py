@@ -40,9 +40,9 @@ API_NAMES = (
     "loglib.metrics.PartitionStats", "loglib.topics", "loglib.group", "loglib.repair", "loglib.log.RepairReport",
     "loglib.copies.snapshot", "loglib.copies.Snapshot", "loglib.copies.mirror", "loglib.copies.Mirror",
     "loglib.copies.promote", "loglib.offload.archive", "loglib.offload.ArchiveManifest", "loglib.offload.tier",
-    "loglib.offload.TierManifest", "loglib.offload.read_archive", "loglib.audit", "loglib.aio.open", "loglib.aio.AsyncTopic",
-    "loglib.aio.AsyncReader", "loglib.aio.AsyncGroup", "loglib.logging.LogHandler", "loglib.metrics.prometheus",
-    "loglib.metrics.opentelemetry", "loglib.spark", "loglib.testing",
+    "loglib.offload.TierManifest", "loglib.offload.read_archive", "loglib.audit", "loglib.aio.open",
+    "loglib.aio.AsyncTopic", "loglib.aio.AsyncReader", "loglib.aio.AsyncGroup", "loglib.logging.LogHandler",
+    "loglib.metrics.prometheus", "loglib.metrics.opentelemetry", "loglib.spark", "loglib.testing",
 )  # fmt: skip
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`(?!\]))", re.MULTILINE | re.DOTALL)

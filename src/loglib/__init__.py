@@ -21,48 +21,49 @@ except ImportError as _error:
 import logging as _logging  # the attribute `logging` of this package is its module of that name
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from .append.record_arguments import HeadersLike
 from .config.lazy import lazily as _lazily
-from .config.policies import FlushPolicy, Policies, Retention, TopicConfig
-from .errors import (
-    CommitPendingError,
-    ConfigConflictError,
-    CorruptLogError,
-    FencedError,
-    GroupBusyError,
-    GroupNotFoundError,
-    LockedError,
-    LogClosedError,
-    LogError,
-    LogMovedError,
-    NotLeaderError,
-    OffsetOutOfRangeError,
-    ReadOnlyError,
-    RecordTooLargeError,
-    StaleGenerationError,
-    StorageFullError,
-    StorageIOError,
-    UnsupportedFormatError,
-    WriterFailedError,
-)
-from .format.batch import Batch
-from .format.record import Damage, OffsetRange, Position, Record
-from .groups import Commit, Group, GroupInfo, TopicPartition, TopicsGroup
-from .groups.several_topics import group, topics
-from .log.reader import Reader, StartLike
-from .log.verify import VerifyReport
-from .partition import Partition
-from .topic import Topic
 
-if _TYPE_CHECKING:  # loaded when it is first used, since most programs use none of it
+if _TYPE_CHECKING:  # each name is loaded when it is first used
     from . import aio as aio
     from . import audit as audit
     from . import copies as copies
+    from . import groups as groups
     from . import metrics as metrics
     from . import offload as offload
     from . import spark as spark
     from . import testing as testing
     from . import transactions as transactions
+    from .append.record_arguments import HeadersLike
+    from .config.policies import FlushPolicy, Policies, Retention, TopicConfig
+    from .errors import (
+        CommitPendingError,
+        ConfigConflictError,
+        CorruptLogError,
+        FencedError,
+        GroupBusyError,
+        GroupNotFoundError,
+        LockedError,
+        LogClosedError,
+        LogError,
+        LogMovedError,
+        NotLeaderError,
+        OffsetOutOfRangeError,
+        ReadOnlyError,
+        RecordTooLargeError,
+        StaleGenerationError,
+        StorageFullError,
+        StorageIOError,
+        UnsupportedFormatError,
+        WriterFailedError,
+    )
+    from .format.batch import Batch
+    from .format.record import Damage, OffsetRange, Position, Record
+    from .groups import Commit, Group, GroupInfo, TopicPartition, TopicsGroup
+    from .groups.several_topics import group, topics
+    from .log.reader import Reader, StartLike
+    from .log.verify import VerifyReport
+    from .partition import Partition
+    from .topic import Topic
     from .transactions.repair_store import repair
     from .transactions.transaction import Transaction, transaction
 
@@ -120,7 +121,26 @@ _logging.getLogger("loglib").addHandler(_logging.NullHandler())
 
 __getattr__, __dir__ = _lazily(
     __name__,
-    {".transactions.repair_store": "repair", ".transactions.transaction": "Transaction transaction"},
+    {
+        ".append.record_arguments": "HeadersLike",
+        ".config.policies": "FlushPolicy Policies Retention TopicConfig",
+        ".errors": (
+            "CommitPendingError ConfigConflictError CorruptLogError FencedError GroupBusyError "
+            "GroupNotFoundError LockedError LogClosedError LogError LogMovedError NotLeaderError "
+            "OffsetOutOfRangeError ReadOnlyError RecordTooLargeError StaleGenerationError "
+            "StorageFullError StorageIOError UnsupportedFormatError WriterFailedError"
+        ),
+        ".format.batch": "Batch",
+        ".format.record": "Damage OffsetRange Position Record",
+        ".groups": "Commit Group GroupInfo TopicPartition TopicsGroup",
+        ".groups.several_topics": "group topics",
+        ".log.reader": "Reader StartLike",
+        ".log.verify": "VerifyReport",
+        ".partition": "Partition",
+        ".topic": "Topic",
+        ".transactions.repair_store": "repair",
+        ".transactions.transaction": "Transaction transaction",
+    },
     __all__,
-    rooms="aio audit copies groups log metrics offload spark testing transactions",
+    rooms="aio audit copies errors groups log metrics offload retention segment spark testing transactions",
 )

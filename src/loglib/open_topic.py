@@ -1,7 +1,7 @@
 """Open topic: a topic that is open, as archives, transactions and groups know it, and how they open one by its path.
 
-Invariant: `topic.Topic` is the only topic. It hands in the way to open a path when it is imported, so the rooms below
-it do not import the module that is built of all of them.
+Invariant: `topic.Topic` is the only topic. The rooms below it do not import the module that is built of all of them: it
+is loaded, by its name, when a path is opened.
 
 Threads: as topic.py.
 """
@@ -16,11 +16,14 @@ from contextlib import AbstractContextManager
 from .append.access import Access
 from .append.handles import Handles
 from .append.placement import Placement
+from .config.lazy import called_later
 from .config.policies import TopicConfig
 from .partition import Partition
 from .system.files import Files
 
-__all__ = ["OpenTopic", "open_for_reading", "opens_paths"]
+__all__ = ["OpenTopic", "open_for_reading"]
+
+_open_topic = called_later("loglib.topic", "open_topic")
 
 
 class OpenTopic(ABC):
@@ -50,16 +53,7 @@ class OpenTopic(ABC):
         """The partition with this number; `ValueError` if there is none."""
 
 
-_OpenPath = Callable[[str | os.PathLike[str]], AbstractContextManager[OpenTopic]]
-_open_path: _OpenPath  # of `Topic`, which hands it in
-
-
-def opens_paths(open_path: _OpenPath) -> None:
-    """Open paths by this function from now on."""
-    global _open_path  # noqa: PLW0603
-    _open_path = open_path
-
-
 def open_for_reading(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTopic]:
     """Open the topic at a path or URI for reading. The end of the `with` statement closes it."""
-    return _open_path(path)
+    opened: AbstractContextManager[OpenTopic] = _open_topic(path, mode="r")
+    return opened

@@ -52,7 +52,6 @@ from .log import catalog, copy_role, topic_file
 from .log.log import Log
 from .log.readable import Readable, Sources
 from .log.verify import Progress, VerifyReport, verify_topic
-from .open_topic import opens_paths
 from .partition import Partition, Partitions
 from .retention import SegmentDecision
 from .segment import Identity
@@ -512,7 +511,6 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         self._background.use(config)
 
 
-opens_paths(partial(Topic.open, mode="r"))
 
 
 def open_topic(
