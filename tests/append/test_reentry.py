@@ -230,6 +230,7 @@ def test_a_transaction_in_the_middle_of_a_transaction_ends(topic: Topic, files: 
     assert values[:2] == [b"first", b"outer"] and not topic.verify().damage
 
 
+@pytest.mark.usefixtures("unmeasured")  # measured, a handler takes longer than the time to the next signal
 def test_finalizers_and_signals_that_append_end(path: Path) -> None:
     program = """
         import gc, signal, sys
