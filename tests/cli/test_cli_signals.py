@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,15 @@ from loglib.cli.signals import Ended, Held
 clicks = commands.clicks
 pytestmark = pytest.mark.usefixtures("unmeasured")
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_not_ignored() -> Iterator[None]:
+    """The commands inherit what is ignored, for example SIGHUP if the tests were begun by `nohup`."""
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in SIGNALS if signal.getsignal(each) is signal.SIG_IGN}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def unread(pipe: Any) -> int:
