@@ -141,6 +141,5 @@ __getattr__, __dir__ = _lazily(
         ".transactions.repair_store": "repair",
         ".transactions.transaction": "Transaction transaction",
     },
-    __all__,
     rooms="aio audit copies errors groups log metrics offload retention segment spark testing transactions",
 )

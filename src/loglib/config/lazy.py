@@ -8,7 +8,7 @@ Threads: safe for all.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -25,13 +25,12 @@ def called_later(module: str, name: str) -> Callable[..., Any]:
 
 
 def lazily(
-    package: str, names_of: Mapping[str, str], others: Iterable[str] = (), rooms: str = ""
+    package: str, names_of: Mapping[str, str], *, rooms: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions `__getattr__` and `__dir__` of a package.
 
     `names_of` has, for each module, the names that it gives to the package, with spaces between them. Modules are
-    relative to the package. `rooms` are modules that are names themselves. `others` are names that the package has in
-    other ways.
+    relative to the package. `rooms` are modules that are names themselves.
     """
     module_of = {name: module for module, names in names_of.items() for name in names.split()}
 
@@ -45,6 +44,6 @@ def lazily(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of, *rooms.split(), *others})
+        return sorted({*vars(sys.modules[package]), *module_of, *rooms.split()})
 
     return load, names

@@ -28,6 +28,4 @@ __all__ = [
     "reset_group",
 ]
 
-__getattr__, __dir__ = lazily(
-    __name__, {".several_topics": "delete_group evict_member group_info reset_group"}, __all__
-)
+__getattr__, __dir__ = lazily(__name__, {".several_topics": "delete_group evict_member group_info reset_group"})
