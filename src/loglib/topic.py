@@ -135,10 +135,11 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         self._grows = grows
         self._partitions = Partitions(make_access, _with_tail)
         self._partitions.grow(config.partitions)
+        accesses = self._partitions.accesses()
         self._placement = Placement(
-            path, self._accesses, self._handles, partitioner, named=config.partitioner, writable=mode == "a"
+            path, accesses, self._handles, partitioner, named=config.partitioner, writable=mode == "a"
         )
-        self._background = Background(self._handles, self._accesses, self._retention, may_have_thread=background)
+        self._background = Background(self._handles, accesses, self._retention, may_have_thread=background)
         self._read_archive, self._new_fence = _with_tail, _new_fence
         self._donors = donors
         if mode == "a":
