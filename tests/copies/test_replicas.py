@@ -258,7 +258,7 @@ def test_retention_and_rolls_while_one_is_away(places: list[Path], devices: Devi
             for number in range(40):
                 topic.append(b"%02d" % number + b"x" * 1000, sync=True)
             topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
-        until(lambda: topic.replicas()[1].state == "in step", "it begins anew where the log begins now")
+        until(lambda: topic.replicas()[1].state == "in step", "it begins again where the log begins now")
         topic.append(b"after", sync=True)
     assert assert_same(places)[-1] == b"after"
 

@@ -36,7 +36,7 @@ RECORDS = 3  # of a segment
 class World(Protocol):
     """What a run makes."""
 
-    step: int  # so many segments are committed together
+    step: int  # the number of segments that are committed together
     manifests: str
 
     def run(self, topic: Topic) -> None:

@@ -106,7 +106,7 @@ def test_nothing_acknowledged_is_lost_by_kills_and_lost_directories(tmp_path: Pa
             what = f"seed {seed}, life {life}: {told.found}, of {acknowledged} to {begun}"
             assert acknowledged <= told.found <= begun, what
             acknowledged, begun = told.acknowledged, told.begun
-            missing = None if forget_replicas else missing  # the next life makes it anew
+            missing = None if forget_replicas else missing  # the next life makes it again
         count("G24", kills=1, lost=0)
     if missing is not None:
         places.sort(key=lambda each: each == missing)
