@@ -1,8 +1,8 @@
 # Everything a checkout can do. The first call makes the virtual environment; after that nothing needs the network.
 #
 #   make demo     page views as a live stream of generated lines, or of an access log: make demo LOG=/path/to/access.log
-#   make test     lint, types, tests, Spark, the code in the documentation: about thirteen minutes
-#   make check    the inner loop, about ten minutes: lint, types, fast tests
+#   make test     lint, types, tests, Spark, the code in the documentation: about eleven minutes
+#   make check    the inner loop, about nine minutes: lint, types, fast tests
 #   make coverage the fast tests again, measured: they must run every branch of the log itself; about sixteen minutes
 #   make proof-sample  a fixed part of the proof, with something of each goal: about fifteen minutes
 #   make proof    the proof of reliability, with its table, the coverage, and the tests that take long: about
