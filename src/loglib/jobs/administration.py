@@ -1,0 +1,167 @@
+"""Administration of a share from outside: look at it, change its settings, reset it, evict a member, delete it.
+
+Invariant: looking joins nothing and writes nothing. A share is reset and deleted only while it has no members. Each
+change of what is in hand is an entry in the share's files, whose order decides, as for members.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+from ..errors import GroupBusyError, LogError
+from ..groups.administration import check_no_members as check_no_group_members
+from ..log.lookup import StartLike
+from ..system.files import Files
+from .ack_log import AckLog
+from .directory import SHARES, ShareDirectory, check_settings, settings_of, share_names
+from .entries import ALTERED, DEAD, REAP, RESET, pair
+from .members import NOBODY, Member, file_of, live_members
+from .state import Counts, Settings, State
+
+_US = 1_000_000
+
+
+class InHandInfo(NamedTuple):
+    """A record in the hand of a member."""
+
+    offset: int
+    attempt: int
+    member: str  # its name; "" if it is dead, and nobody has taken the record back yet
+    since: int  # microseconds UTC, whole seconds
+
+
+class SharePartition(NamedTuple):
+    """A share in one partition."""
+
+    settled_to: int  # all records before this offset are settled
+    next_offset: int  # no record from here on was begun
+    in_hand: tuple[InHandInfo, ...]
+    free: int  # records that were begun before, and may be begun again now or later
+    waiting: dict[int, float]  # of these, the ones that wait: seconds from now, by offset
+    counts: Counts  # records accepted, rejected, exhausted and lost since the share exists
+    oldest: int | None  # when the oldest unsettled record was first begun: microseconds UTC; None: there is none
+    blocked_by: str  # "window" or "max_in_hand" if no fresh record may be begun; else ""
+
+
+class ShareInfo(NamedTuple):
+    """A share at one moment."""
+
+    name: str
+    settings: Settings
+    members: dict[str, Member]  # the living members, by name
+    partitions: dict[int, SharePartition]
+
+
+def inspect(directory: ShareDirectory) -> ShareInfo:
+    """Look at a share. `GroupNotFoundError` if there is none."""
+    directory.require()
+    members = live_members(directory.files, directory.members)
+    names = {member.number: member.name for member in members}
+    partitions = {}
+    for partition in directory.partitions():
+        with closing(directory.acks(partition, 0)) as acks:
+            partitions[partition] = _inspected(acks.state, names, directory.clock.moment().boottime_us)
+    return ShareInfo(directory.name, directory.settings(), {each.name: each for each in members}, partitions)
+
+
+def _inspected(state: State, names: Mapping[int, str], now_us: int) -> SharePartition:
+    in_hand = sorted(
+        InHandInfo(offset, hand.attempt, names.get(hand.member, ""), hand.begun * _US)
+        for hand in state.hands.values() for offset in hand.offsets()
+    )  # fmt: skip
+    first = [hand.first_begun for hand in state.hands.values()] + [free.first_begun for free in state.free.values()]
+    waits = [(offset, free.until - now_us) for offset, free in sorted(state.free.items()) if free.until > now_us]
+    waiting = {offset: wait_us / _US for offset, wait_us in waits}
+    blocked_by = "" if state.may_take() else "max_in_hand"
+    if not blocked_by and state.room() <= 0:
+        blocked_by = "window"
+    return SharePartition(
+        min([state.fresh, *state.free, *(each.offset for each in in_hand)]), state.fresh, tuple(in_hand),
+        len(state.free), waiting, Counts(*state.counts), min(first) * _US if first else None, blocked_by,
+    )  # fmt: skip
+
+
+def alter(directory: ShareDirectory, given: Mapping[str, Any]) -> Settings:
+    """Change settings, for present and future members. Durable. `GroupNotFoundError` if there is no such share."""
+    check_settings(given)
+    directory.require()
+    directory.check_role()
+    settings = settings_of(given, directory.settings())
+    directory.store(settings)
+    for partition in directory.partitions():
+        with closing(_writing(directory, partition)) as acks:
+            low = pair(settings.max_attempts, settings.window)
+            acks.change(ALTERED, moment=low, offset=settings.max_in_hand)
+    return settings
+
+
+def reset(directory: ShareDirectory, start: StartLike) -> dict[int, int]:
+    """Begin again at a start, while the share has no members; returns the offset of each partition. Durable."""
+    directory.require()
+    directory.check_role()
+    _check_no_members(directory)
+    logs = directory.find_logs()
+    starts = directory.starts(start, logs)
+    for partition, offset in starts.items():
+        directory.make_added(partition)
+        with closing(_writing(directory, partition)) as acks:
+            acks.change(RESET, offset=offset)
+    return starts
+
+
+def delete(directory: ShareDirectory) -> None:
+    """Delete a share. `GroupBusyError` if it has members, `GroupNotFoundError` if there is none."""
+    directory.require()
+    directory.check_role()
+    _check_no_members(directory)
+    directory.remove()
+
+
+def evict(directory: ShareDirectory, member: str) -> dict[int, list[int]]:
+    """Remove a member, which may hang, and take its records back; returns their offsets by partition.
+
+    `LogError` if there is no such member.
+    """
+    directory.require()
+    directory.check_role()
+    live = live_members(directory.files, directory.members)
+    numbers = [each.number for each in live if each.name == member]
+    if not numbers:
+        names = ", ".join(each.name for each in live)
+        raise LogError(f"share {directory.name} has no member {member}; its members: {names or 'none'}")
+    for number in numbers:  # first: the member looks at its file when it goes to another generation
+        with suppress(FileNotFoundError):
+            directory.files.unlink(os.path.join(directory.members, file_of(number)))
+    taken: dict[int, list[int]] = {}
+    for partition in directory.partitions():
+        with closing(_writing(directory, partition)) as acks:
+            hands = [each for each in acks.state.hands.values() if each.member in numbers]
+            offsets = sorted(offset for hand in hands for offset in hand.offsets())
+            while not acks.state.gone.issuperset(numbers):  # the entry may have landed after a seal
+                acks.append([acks.encode(REAP, DEAD, moment=each, offset=NOBODY) for each in numbers])
+                acks.look()
+            if offsets:
+                taken[partition] = offsets
+    return taken
+
+
+def _writing(directory: ShareDirectory, partition: int) -> AckLog:
+    return directory.acks(partition, NOBODY)
+
+
+def _check_no_members(directory: ShareDirectory) -> None:
+    if members := live_members(directory.files, directory.members):
+        raise GroupBusyError(directory.name, [each.name for each in members], "share")
+
+
+def check_no_members(files: Files, topic_path: str) -> None:
+    """`GroupBusyError` if a group or a share that is stored with this topic has members."""
+    check_no_group_members(files, topic_path)
+    for share in share_names(files, topic_path):
+        with suppress(FileNotFoundError):
+            directory = os.path.join(topic_path, SHARES, share, "members")
+            if members := live_members(files, directory):
+                raise GroupBusyError(share, [each.name for each in members], "share")

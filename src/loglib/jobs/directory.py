@@ -1,0 +1,217 @@
+"""Directory: the directory of a share in its topic, and what its members have in common.
+
+Invariant: an existing directory `shares/<share>` is complete: it is built aside, with the first generation of each
+partition, synced, and renamed. So all partitions of a share have one start. A partition that is added later is taken
+from its begin.
+
+    shares/<share>/share.json                        the settings of the share: checked JSON
+    shares/<share>/members/                          the living members: members.py
+    shares/<share>/<partition>/<generation>.acks     what they have begun and settled: generation.py
+
+Threads: facts that do not change; the functions are safe for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ..config.arguments import check_count, check_names
+from ..errors import CorruptLogError, GroupNotFoundError, LogError, ShareMismatchError
+from ..format import checked_json
+from ..groups.directory import ALL, GROUPS, names_in, put_whole
+from ..log import copy_role
+from ..log.history import history_at
+from ..log.log import Log
+from ..log.lookup import StartLike, resolve, starts_of
+from ..log.topic_file import new_aside, partition_directory, put_in_place
+from ..system.clock import Clock
+from ..system.directory import Directory
+from ..system.files import Files
+from .ack_log import AckLog, link
+from .generation import Checkpoint, Place
+from .state import Counts, Settings
+
+SHARES = "shares"  # the subdirectory in a topic's directory
+_MEMBERS = "members"
+_SETTINGS = "share.json"
+_MOST_BYTES = 4096  # of the file of settings
+_MOST_WINDOW = 1_000_000
+_WHAT = "the settings of a share"  # for errors
+
+
+def share_names(files: Files, topic_path: str) -> list[str]:
+    """The names of a topic's shares, sorted."""
+    return names_in(files, topic_path, SHARES)
+
+
+def check_settings(given: Mapping[str, Any]) -> None:
+    """`ValueError` and `TypeError` for settings that no share can have."""
+    for name, value in given.items():
+        if name not in Settings._fields:
+            raise TypeError(f"a share has no argument {name!r}; its settings are {', '.join(Settings._fields)}")
+        if name == "max_in_hand" and value is None:
+            continue
+        check_count(name, value)
+        most = _MOST_WINDOW if name == "window" else (1 << 16) - 1 if name == "max_attempts" else 1 << 32
+        if value > most:
+            raise ValueError(f"{name} must be at most {most:,}, not {value:,}")
+
+
+def settings_of(given: Mapping[str, Any], before: Settings) -> Settings:
+    """These settings, and the others as before."""
+    numbers = {name: value or 0 for name, value in given.items()}
+    return before._replace(**numbers)
+
+
+class ShareDirectory(NamedTuple):
+    """A share's directory, and the facts that its members have in common."""
+
+    files: Files
+    topic_path: str
+    log_id: bytes
+    name: str
+    find_logs: Callable[[], Mapping[int, Log]]  # of all partitions, with those that were added
+    permissions: int
+    clock: Clock
+    track: Callable[[Callable[[str], None]], object]  # ends a member when the topic is closed; returns the topic
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.topic_path, SHARES, self.name)
+
+    @property
+    def members(self) -> str:
+        return os.path.join(self.path, _MEMBERS)
+
+    def of_partition(self, partition: int) -> str:
+        """The directory of a partition's file."""
+        return partition_directory(self.path, partition)
+
+    def exists(self) -> bool:
+        """True if the share exists."""
+        return self.files.exists(os.path.join(self.path, _SETTINGS))
+
+    def require(self) -> None:
+        """`GroupNotFoundError` if the share does not exist."""
+        check_names(self.name)
+        if not self.exists():
+            raise GroupNotFoundError(self.topic_path, self.name, share_names(self.files, self.topic_path))
+
+    def check_role(self) -> None:
+        """`NotLeaderError` if the topic's directory is a copy that has no shares of its own."""
+        role = copy_role.read(self.files, self.topic_path)
+        if role is None or role.role in copy_role.JOIN.roles:
+            return
+        is_other_replica = self.files.exists(os.path.join(self.topic_path, GROUPS, ALL))
+        if role.role != copy_role.REPLICA or is_other_replica:
+            raise copy_role.refusal(self.topic_path, role, copy_role.JOIN)
+
+    # --- settings ------------------------------------------------------------------------------------
+
+    def settings(self) -> Settings:
+        """The stored settings. `CorruptLogError` if the file is missing or damaged, or is of another topic."""
+        path = os.path.join(self.path, _SETTINGS)
+        found = checked_json.read(self.files, path, _MOST_BYTES, self._parse, _WHAT)
+        if found is None:
+            raise CorruptLogError(path, 0, "no file", _WHAT)
+        return found
+
+    def _parse(self, facts: dict[str, Any]) -> Settings:
+        if facts["log_id"] != self.log_id.hex():
+            raise ValueError(f"log {facts['log_id']}, and the topic is log {self.log_id.hex()}")
+        return Settings(*(int(facts[name]) for name in Settings._fields))
+
+    def store(self, settings: Settings) -> None:
+        """Replace the stored settings. Synced."""
+        with Directory.open(self.files, self.path) as directory:
+            directory.replace(_SETTINGS, self._encode(settings), self.permissions)
+
+    def _encode(self, settings: Settings) -> bytes:
+        return checked_json.seal({"log_id": self.log_id.hex(), **settings._asdict()})
+
+    def check_same(self, given: Mapping[str, Any]) -> None:
+        """`ShareMismatchError` if a given setting differs from the stored one."""
+        stored = self.settings()
+        for name, value in given.items():
+            if (value or 0) != getattr(stored, name):
+                raise ShareMismatchError(self.name, name, value, getattr(stored, name) or None)
+
+    # --- making --------------------------------------------------------------------------------------
+
+    def starts(self, start: StartLike, logs: Mapping[int, Log]) -> dict[int, int]:
+        """The offset of a start in each partition."""
+        starts = starts_of(start, logs, now_us=self.clock(), others="begin")
+        return {partition: resolve(logs[partition], each) for partition, each in starts.items()}
+
+    def make(self, start: StartLike, given: Mapping[str, Any]) -> None:
+        """Make the share if there is none; otherwise its settings need to be the given ones. Synced."""
+        self.check_role()
+        files, parent = self.files, os.path.join(self.topic_path, SHARES)
+        if not self.exists():
+            starts, settings = self.starts(start, self.find_logs()), settings_of(given, Settings())
+            put_whole(
+                files, self.path, self.permissions, lambda aside: self._build(aside, starts, settings), self.exists
+            )  # fmt: skip
+        files.sync_directory(self.topic_path)
+        files.sync_directory(parent)
+        self.check_same(given)
+
+    def _build(self, aside: str, starts: Mapping[int, int], settings: Settings) -> None:
+        files = self.files
+        files.make_directory(aside, self.permissions)
+        files.make_directory(os.path.join(aside, _MEMBERS), self.permissions)
+        for partition, offset in starts.items():
+            self._make_partition(partition_directory(aside, partition), partition, offset, settings)
+        files.write_new(os.path.join(aside, _SETTINGS), self._encode(settings), self.permissions)
+        files.sync_directory(aside)
+
+    def make_added(self, partition: int) -> None:
+        """Make the file of a partition that was added to the topic, unless another member has done so. Synced."""
+        path = self.of_partition(partition)
+        if not self.files.exists(path):
+            aside = new_aside(self.files, path)
+            start = self.find_logs()[partition].mark().log_start_offset
+            settings = self.settings()
+            put_in_place(self.files, aside, path, lambda: self._make_partition(aside, partition, start, settings))
+            self.files.sync_directory(self.path)
+
+    def _make_partition(self, path: str, partition: int, offset: int, settings: Settings) -> None:
+        self.files.make_directory(path, self.permissions)
+        history, moment = self.history_at(partition, offset), self.clock.moment()
+        checkpoint = Checkpoint(1, offset, history, settings, Counts(), moment, ())
+        with Directory.open(self.files, path) as directory:
+            link(directory, self.place(partition), checkpoint, self.permissions)
+
+    # --- partitions ----------------------------------------------------------------------------------
+
+    def place(self, partition: int) -> Place:
+        """The share and the partition, by which the checksums of the file are salted."""
+        return Place(self.log_id, partition, self.name)
+
+    def history_at(self, partition: int, offset: int) -> int:
+        """The chain that identifies the partition's log up to the offset; 0 if that is not known."""
+        log = self.find_logs()[partition]
+        try:
+            return history_at(log, offset)
+        except LogError:  # damaged, or dropped by retention
+            return 0
+
+    def acks(self, partition: int, me: int) -> AckLog:
+        """The file of a partition, open. With `me` 0 it only looks."""
+        return AckLog(
+            self.files, self.of_partition(partition), self.place(partition), me, self.clock, self.permissions,
+            lambda offset: self.history_at(partition, offset),
+        )  # fmt: skip
+
+    def partitions(self) -> list[int]:
+        """The partitions for which the share has a file."""
+        return [number for number in sorted(self.find_logs()) if self.files.exists(self.of_partition(number))]
+
+    def remove(self) -> None:
+        """Remove the share by one rename, and then its files."""
+        aside = new_aside(self.files, self.path)
+        self.files.rename(self.path, aside)
+        self.files.sync_directory(os.path.dirname(self.path))
+        self.files.remove_tree(aside)

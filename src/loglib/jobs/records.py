@@ -1,0 +1,114 @@
+"""Records: the records of one partition as a member of a share needs them: the next fresh one, or one at an offset.
+
+Invariant: reading is no delivery. A block that was read ahead is only a cache: what may be begun, the state says.
+
+Threads: one at a time; the share's lock is held.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from contextlib import closing
+
+from ..errors import InvalidOffsetError, OffsetOutOfRangeError, ShareReplacedError
+from ..format.batch import Batch
+from ..format.record import Record, new_tuple
+from ..log.cursor import Cursor
+from ..log.log import Log
+from ..system.not_copyable import NotCopyable
+
+_KEPT = 8  # batches that were read for single records
+_FAR_BYTES = 1 << 20  # a cursor that is so far before the next record is set to it
+
+
+class Records(NotCopyable):
+    """The reading of one partition."""
+
+    def __init__(self, log: Log, share: str) -> None:
+        self.log = log
+        self._share = share
+        self._cursor: Cursor | None = None  # no record between `_asked` and it is missing in `_ahead`
+        self._asked = 0  # the last offset that was asked for; it falls only if the share is reset
+        self._ahead: deque[Batch] = deque()  # fresh batches that were read, and not all begun
+        self._kept: OrderedDict[int, Batch] = OrderedDict()  # by base offset of what they show
+
+    def fresh(self, offset: int) -> Batch | None:
+        """The batch with the first record at or after the offset; None if there is none yet. Earlier records count not.
+
+        `OffsetOutOfRangeError` if retention has dropped the record.
+        """
+        ahead = self._ahead
+        if offset < self._asked:
+            self.release()
+        self._asked = offset
+        while ahead and ahead[0].offsets.stop <= offset:
+            ahead.popleft()
+        if not ahead and not self._read(offset):
+            return None
+        return ahead[0]
+
+    def _read(self, offset: int) -> bool:
+        """Read the next block; False if there is none."""
+        log, end = self.log, self.log.mark().flushed_end
+        if offset > end:
+            raise ShareReplacedError(self._share, log.partition, offset, f"the log ends at offset {end}")
+        if offset == end and self._cursor is None:
+            return False
+        while True:
+            cursor = self._cursor
+            if cursor is None or offset > cursor.position + _FAR_BYTES:
+                cursor = self._cursor = self._seek(offset)
+            batches = cursor.read(end)
+            self._ahead.extend(each for each in batches if each.offsets.stop > offset)
+            if self._ahead or not batches:
+                return bool(self._ahead)
+
+    def _seek(self, offset: int) -> Cursor:
+        self.release()
+        try:
+            return Cursor.at(self.log, offset)
+        except InvalidOffsetError as error:  # after the last record of a batch
+            return Cursor.at(self.log, error.next_offset)
+
+    def around(self, offset: int) -> Batch:
+        """The batch with the record at the offset. `OffsetOutOfRangeError` if the log no longer has it."""
+        ahead = self._ahead
+        if ahead and offset in ahead[0].offsets:
+            return ahead[0]
+        for batch in self._kept.values():
+            if offset in batch.offsets:
+                return batch
+        with closing(Cursor.at(self.log, offset)) as cursor:
+            batches = cursor.read(self.log.mark().flushed_end)
+        if not batches or offset not in batches[0].offsets:
+            mark = self.log.mark()
+            raise OffsetOutOfRangeError(self.log.partition, offset, mark.log_start_offset, mark.flushed_end)
+        self._kept[offset] = batches[0]
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return batches[0]
+
+    def log_start(self) -> int:
+        """The first offset that the log still has."""
+        return self.log.mark().log_start_offset
+
+    def release(self) -> None:
+        """Drop what was read ahead, and close the files; reading opens them again."""
+        self._ahead.clear()
+        self._kept.clear()
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+        self.log.release_files()
+
+
+def record_of(batch: Batch, offset: int) -> Record:
+    """One record of a batch, whose columns are decoded once for all of them."""
+    number = offset - batch.offsets.start
+    return new_tuple(
+        Record,
+        (
+            batch.partition, offset, batch.timestamps[number], batch.keys[number], batch.values[number],
+            batch.headers[number], batch.offset_of(number + 1),
+        ),
+    )  # fmt: skip

@@ -1,0 +1,531 @@
+"""Share: one member of a share, as its users know it: it hands out jobs, and settles them.
+
+Invariant: a record is in the hand of one member at most, unless the lease of an earlier hand is over. In hand is what a
+handler has begun, or is about to begin: nothing is fetched ahead of it.
+
+A member looks at the others while it asks for records. The system reports a member that dies, because that closes its
+file. So there is no heartbeat, and no lease is needed to notice a death.
+
+Threads: safe for all; each loop has jobs of its own. A call in the middle of another call of the same thread (from a
+signal handler) is refused, except `close`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Literal, Self, TypedDict, TypeVar
+
+from ..config.arguments import check_count, check_names
+from ..config.quantities import Duration, seconds, timeout_seconds
+from ..errors import (
+    ForkedHandleError,
+    LogClosedError,
+    LogError,
+    ShareFullError,
+    StaleGenerationError,
+    UnsettledError,
+)
+from ..format.display import Shown
+from ..groups.members import new_member_name
+from ..log.lookup import StartLike
+from ..system.clock import Moment, monotonic
+from ..system.not_copyable import NotCopyable
+from ..system.notify import Observer
+from ..system.process import in_child
+from ..system.reentry import enter, is_mine
+from .common_wait import CommonWait
+from .directory import ShareDirectory, check_settings
+from .entries import MOST_TOGETHER, RELEASED
+from .job import InHand, Job, JobBatch
+from .members import MemberFile, is_dead
+from .records import record_of
+from .runner import run
+from .taking import Settling, Taking
+
+# How often a member looks at the others although the system reports nothing, and how often where it reports nothing.
+_LOOK_S = 0.5
+_UNREPORTED_LOOK_S = 0.05
+# The times of the looks after a report. A dying process releases its locks after the report, one file at a time.
+_LOOKS_S = (0.0, 0.001, 0.004, 0.016, 0.064, 0.25)
+# How often a member that always has records reads the reports.
+_READ_S = 0.01
+# How long a member sleeps that was woken, and found nothing: others write for each of their records.
+_NAP_S = 0.001
+# How long a moment is used without a lease: it tells when a record was begun, in seconds.
+_MOMENT_S = 0.01
+_JOBS_A_TURN = 64  # of one partition; then the next one is asked first
+_SPREAD = 0.2  # of a backoff, so that what failed together does not come back together
+_MOST_BACKOFF_S = 86_400.0
+_MEMBERS = "members"  # the observer's name for this directory
+_US = 1_000_000
+
+_in_child = in_child()
+
+Taken = TypeVar("Taken", bound=InHand)
+
+
+class ShareOptions(TypedDict, total=False):
+    """The options of a member, which `Topic.share` explains. `Share` has their defaults."""
+
+    start: StartLike
+    member: str | None
+    max_attempts: int
+    window: int
+    max_in_hand: int | None
+    backoff: Duration
+    lease: Duration | None
+    settle: Literal["after", "explicit"]
+    commit: Duration
+
+
+class Share(Shown, NotCopyable):
+    """One member of a share. `Topic.share` makes it; it is a context manager, and iterable."""
+
+    def __init__(
+        self,
+        directory: ShareDirectory,
+        *,
+        start: StartLike = "begin",
+        member: str | None = None,
+        backoff: Duration = 0.0,
+        lease: Duration | None = None,
+        settle: Literal["after", "explicit"] = "after",
+        commit: Duration = 0.1,
+        **settings: int | None,
+    ) -> None:
+        if settle not in ("after", "explicit"):
+            raise ValueError(f'settle must be "after" or "explicit", not {settle!r}')
+        check_settings(settings)
+        self.name = directory.name
+        self.member = new_member_name() if member is None else member
+        check_names(self.member)
+        self._backoff_s = _at_least("backoff", backoff, 0.0)
+        self._lease_us = 0 if lease is None else round(_at_least("lease", lease, 0.001) * _US)
+        self._commit_s = _at_least("commit", commit, 0.0)
+        self._explicit = settle == "explicit"
+        self._directory = directory
+        self._clock = directory.clock
+        self._closed: LogError | None = None
+        self._why = ""  # why the share is closed, if its topic was closed
+        self._left = True  # until everything is open
+        self._given_up = False  # what is in hand
+        self._using = threading.RLock()  # held while a call reads or writes; never while it waits or handles
+        self._takings: dict[int, Taking] = {}
+        self._turn = 0  # the place of the partition that is asked first
+        self._served = 0  # jobs and batches, from any partition
+        self._owing: dict[int, Taking] = {}  # by partition; these have an accept to be written with the next take
+        self._moment: Moment | None = None  # read at `_moment_at`: reading both clocks costs microseconds
+        self._moment_at = 0.0
+        self._looks = iter(_LOOKS_S)
+        self._look_at = self._read_at = 0.0
+        self._waiting: list[None] = []  # an item for each thread that waits for a job
+        self._stopped = False
+        self._sync_at: float | None = None  # when what was settled is to be durable
+        directory.make(start, settings)
+        with ExitStack() as opened:
+            self._file = MemberFile(
+                directory.files, directory.members, self.member, self._clock.moment().boot_id, directory.permissions
+            )
+            opened.callback(self._file.leave)
+            self._observer = Observer(use_inotify=directory.files.real)
+            opened.callback(self._observer.close)
+            self._wait = CommonWait(self._observer)
+            self._observer.observe_directory(_MEMBERS, directory.members)
+            opened.callback(self._close_takings)
+            self._take_in_added()
+            opened.pop_all()
+        self._turn = self._file.number  # so that members begin with different partitions
+        self._left = False
+        _in_child.add(self._abandon_in_child)
+        self._topic = directory.track(self._end)  # a topic closes itself if nothing refers to it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_left", True):
+            # The lock is released now, and others take the records back. Nothing is written, because garbage
+            # collection may run in the middle of any operation.
+            self._left = True
+            self._file.abandon()
+            message = f"share {self.name}, member {self.member}, was not closed"
+            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
+
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        yield "", self.name
+        yield "member", self.member
+        if self._closed is not None:
+            yield "", "closed"
+        else:
+            yield "in hand", sum(len(each.acks.state.mine) for each in self._takings.values())
+
+    # --- taking ----------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Job]:
+        return self.follow()
+
+    def follow(self, timeout: Duration | None = None) -> Iterator[Job]:
+        """Yield one job after the other, for ever or until `timeout` seconds pass without one.
+
+        With `settle="after"` a job that is not settled is accepted when the loop asks for the next one. If the loop
+        body raises or leaves the loop, its job is released, and comes again.
+
+        Raises `FencedJobError` if the job to be accepted was taken away; `StaleGenerationError` if this member was
+        evicted; `UnsettledError` with `settle="explicit"`; `ShareFullError` instead of the timeout if the window is
+        full and there are fresh records. Closing the share ends the loop. If the topic is closed, a loop with a timeout
+        raises `LogClosedError`.
+        """
+        return self._loop(timeout, 1, self._job)
+
+    def batches(self, max_records: int = 100, timeout: Duration | None = None) -> Iterator[JobBatch]:
+        """Like `follow`, but up to `max_records` records of a partition together: one write to take all of them.
+
+        A record that was released, or whose member has died, comes as a batch of one.
+        """
+        check_count("max_records", max_records)
+        return self._loop(timeout, min(max_records, MOST_TOGETHER), self._batch)
+
+    def _loop(
+        self, timeout: Duration | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
+    ) -> Iterator[Taken]:
+        while (found := self._next(timeout, most, make)) is not None:
+            taking, job = found
+            came_back = False
+            try:
+                yield job
+                came_back = True
+            finally:
+                if came_back:
+                    self._come_back(taking, job)
+                else:
+                    self._leave_loop(job)
+            del job, found
+
+    def _come_back(self, taking: Taking, job: InHand) -> None:
+        if job.settled:
+            return
+        with self._use():
+            if self._closed is not None:
+                return
+            if not self._explicit:
+                self._owing[taking.partition] = taking
+                taking.accept_later(job.token, job.first_offset, job.count)
+            elif taking.holds(job.token):
+                raise UnsettledError(self.name, job.partition, job.first_offset)
+
+    def _leave_loop(self, job: InHand) -> None:
+        """Release the job of a loop that was left. A loop may also end in the middle of another call."""
+        if job.settled or self._closed is not None or is_mine(self._using):
+            return  # without its job, the record is released at the next step of this member
+        with suppress(LogError, OSError):
+            job.release(reason="its loop was left")
+
+    def _job(self, taking: Taking, _: int, moment: Moment) -> Job | None:
+        begun = taking.take(1, moment, self._lease_us)
+        if begun is None:
+            return None
+        token, batch, offset, _, attempt, first_begun = begun
+        job = Job(self, record_of(batch, offset), token, attempt, first_begun * _US)
+        taking.hand_out(token, job)
+        return job
+
+    def _batch(self, taking: Taking, most: int, moment: Moment) -> JobBatch | None:
+        begun = taking.take(most, moment, self._lease_us)
+        if begun is None:
+            return None
+        token, batch, offset, count, attempt, first_begun = begun
+        batch.decode()  # once for all parts of the batch
+        jobs = JobBatch(self, batch.between(offset, offset + count), token, attempt, first_begun * _US)
+        taking.hand_out(token, jobs)
+        return jobs
+
+    def _next(
+        self, timeout: Duration | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
+    ) -> tuple[Taking, Taken] | None:
+        timeout = timeout_seconds(timeout)
+        deadline = None if timeout is None else monotonic() + timeout
+        is_fruitless = False
+        while True:
+            with self._use():
+                if self._closed is not None:
+                    break
+                now, number = monotonic(), self._wait.number()
+                self._act(now)
+                found = self._try_each(most, make)
+                if found is not None:
+                    if self._waiting:
+                        self._wait.wake()  # another thread, which may have more to take
+                    self._sync_if_due(now)
+                    return found
+                self._sync_if_due(monotonic())
+                if self._stopped or (deadline is not None and now >= deadline):
+                    self._check_not_blocked()
+                    return None
+                until = self._until(deadline)
+                self._waiting.append(None)
+            try:
+                if is_fruitless:  # it was woken for a record of others, who may write thousands each second
+                    time.sleep(min(_NAP_S, until))
+                self._wait.wait(until, number)
+            finally:
+                self._waiting.pop()
+            self._read_at, is_fruitless = 0.0, True
+        if isinstance(self._closed, ForkedHandleError) or (self._why and timeout is not None):
+            raise self._closed
+        self._release_if_closed()
+        return None
+
+    def _try_each(
+        self, most: int, make: Callable[[Taking, int, Moment], Taken | None]
+    ) -> tuple[Taking, Taken] | None:
+        takings = list(self._takings.values())
+        moment = self._now(takings)
+        if self._stopped:
+            for taking in takings:
+                taking.settle_pending()
+            return None
+        first = takings[self._turn % len(takings)]
+        for taking in list(self._owing.values()):
+            if taking is not first:  # its accept would wait for the end of another partition's job
+                taking.settle_pending()
+                del self._owing[taking.partition]
+        for place in range(len(takings)):
+            taking = takings[(self._turn + place) % len(takings)]
+            if taking.acks.state.expired(moment.boottime_us):
+                taking.reap_expired(moment)
+            before = taking.acks.state.generation
+            job = make(taking, most, moment)
+            if taking.is_unsynced and self._sync_at is None:
+                self._sync_at = monotonic() + self._commit_s
+            if taking.acks.state.generation != before:
+                self._check_valid()
+            if job is not None:
+                self._served += 1
+                self._turn += place + (self._served % _JOBS_A_TURN == 0)
+                return taking, job
+        return None
+
+    def _now(self, takings: list[Taking]) -> Moment:
+        """The present moment; up to 10 ms ago, unless leases or waiting records ask for the true one."""
+        now = monotonic()
+        is_timed = self._lease_us or any(taking.acks.state.is_timed for taking in takings)
+        if is_timed or self._moment is None or not 0 <= now - self._moment_at < _MOMENT_S:
+            self._moment_at, self._moment = now, self._clock.moment()
+        return self._moment
+
+    def _check_not_blocked(self) -> None:
+        for taking in () if self._stopped else self._takings.values():
+            if taking.is_blocked:
+                raise ShareFullError(self.name, taking.partition, taking.acks.state.settings.window)
+
+    # --- others ----------------------------------------------------------------------------------------
+
+    def _act(self, now: float) -> None:
+        """Read the system's reports, and look at the other members, each if it is due."""
+        if now >= self._read_at:
+            self._read_at = now + _READ_S
+            changes = self._wait.changed()
+            if _MEMBERS in changes and self._observer.reports:
+                self._looks = iter(_LOOKS_S)
+                self._look_at = min(self._look_at, now + next(self._looks))
+        if now >= self._look_at:
+            self._look_at_members()
+            soon = next(self._looks, None)
+            if soon is None:
+                self._take_in_added()
+                soon = _LOOK_S if self._observer.reports else _UNREPORTED_LOOK_S
+            self._look_at = now + soon
+
+    def _look_at_members(self) -> None:
+        self._check_valid()
+        files, directory, me = self._directory.files, self._directory.members, self._file.number
+        dead: dict[int, bool] = {}
+        for taking in self._takings.values():
+            others = taking.look().members() - {me}
+            for each in others - dead.keys():
+                dead[each] = is_dead(files, directory, each)
+            taking.reap({each for each in others if dead[each]})
+
+    def _check_valid(self) -> None:
+        for taking in self._takings.values():
+            taking.acks.check_named()
+        if not self._file.is_valid():
+            raise StaleGenerationError(self.name, self.member)
+
+    def _take_in_added(self) -> None:
+        directory = self._directory
+        for partition, log in directory.find_logs().items():
+            if partition in self._takings:
+                continue
+            directory.make_added(partition)
+            acks = directory.acks(partition, self._file.number)
+            taking = Taking(acks, log, self._clock, self.name, self.member, self._file.number)
+            self._takings[partition] = taking
+            taking.check_history(directory.history_at)
+            self._observer.observe_file(partition, log.watermark_path)
+            self._observer.observe_directory(("acks", partition), directory.of_partition(partition))
+
+    def _until(self, deadline: float | None) -> float:
+        """Seconds until something is due: a look, a sync, a record that waits, the end of a lease, or the deadline."""
+        until = [self._look_at]
+        until += [each for each in (deadline, self._sync_at) if each is not None]
+        moments = [each.acks.state.next_moment() for each in self._takings.values()]
+        now, now_us = monotonic(), self._clock.moment().boottime_us
+        # One that is past waits for something else: `max_in_hand`.
+        until += [now + (each - now_us) / _US for each in moments if each is not None and each > now_us]
+        return max(0.0, min(until) - now)
+
+    # --- settling --------------------------------------------------------------------------------------
+
+    def settle(self, job: InHand, outcome: int, *, delay: Duration | None = None, reason: str = "") -> None:
+        """Settle the records of a job: `Job.accept`, `release` and `reject` call it."""
+        until = 0
+        if outcome == RELEASED or delay is not None:
+            wait_s = self._wait_s(job.attempt) if delay is None else _at_least("delay", delay, 0.0)
+            until = self._clock.moment().boottime_us + round(wait_s * _US) if wait_s else 0
+        try:
+            with self._use():
+                self._check_open()
+                taking = self._takings[job.partition]
+                taking.settle(Settling(job.token, job.first_offset, job.count, outcome, until), reason)
+                now = monotonic()
+                self._sync_at = now + self._commit_s if self._sync_at is None else self._sync_at
+                self._sync_if_due(now)
+        finally:
+            self._release_if_closed()
+
+    def _wait_s(self, attempt: int) -> float:
+        doubled = min(self._backoff_s * 2.0 ** min(attempt - 1, 64), max(_MOST_BACKOFF_S, self._backoff_s))
+        return doubled * random.uniform(1 - _SPREAD, 1 + _SPREAD) if doubled else 0.0
+
+    def renew(self, job: InHand, period: Duration) -> None:
+        """Give a job a new lease: `Job.renew` calls it."""
+        if not self._lease_us:
+            raise ValueError("this share was joined without lease=, so nothing takes the record away")
+        lease_s = _at_least("seconds", period, 0.001)
+        try:
+            with self._use():
+                self._check_open()
+                until = self._clock.moment().boottime_us + round(lease_s * _US)
+                self._takings[job.partition].renew(job.token, job.first_offset, until)
+        finally:
+            self._release_if_closed()
+
+    def take(self, timeout: Duration | None = None) -> Job | None:
+        """One job, which the caller settles; None if none comes in `timeout` seconds, or the share is stopped."""
+        found = self._next(timeout, 1, self._job)
+        return None if found is None else found[1]
+
+    def run(
+        self, handler: Callable[[Job], object], threads: int = 1, *, timeout: Duration | None = None
+    ) -> None:  # fmt: skip
+        """Call `handler` for each job, in this thread or in `threads` others, until `timeout`, `stop` or SIGTERM.
+
+        If the handler returns, its job is accepted, unless it has settled it itself. If it raises, the job is released
+        and the error logged; `Reject` rejects it. SIGTERM lets the jobs in hand end (in the main thread only).
+        """
+        check_count("threads", threads)
+        run(self, handler, threads, timeout, explicit=self._explicit)
+
+    def stop(self) -> None:
+        """Let all loops end when they ask for the next job. What is in hand stays in hand. Any thread may call this."""
+        self._stopped = True
+        self._wait.wake()
+
+    def flush(self) -> None:
+        """Make durable all that was settled. Synced."""
+        try:
+            with self._use():
+                self._check_open()
+                for taking in self._takings.values():
+                    taking.settle_pending()
+                    taking.sync()
+                self._sync_at = None
+        finally:
+            self._release_if_closed()
+
+    def _sync_if_due(self, now: float) -> None:
+        if self._sync_at is not None and (now >= self._sync_at or not self._commit_s):
+            for taking in self._takings.values():
+                taking.sync()
+            self._sync_at = None
+
+    # --- life ------------------------------------------------------------------------------------------
+
+    def _use(self) -> threading.RLock:
+        return enter(self._using, "the share")
+
+    def _release_if_closed(self) -> None:
+        """A `close` that came in the middle of a call of its thread has left the rest to that call."""
+        if self._closed is not None and not self._left:
+            self.close()
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+    def _end(self, why: str) -> None:
+        """Close because the topic was closed."""
+        if self._closed is None:
+            self._why = why
+        self.close()
+
+    def close(self) -> None:
+        """Release what is in hand, make durable what is settled, and leave the share. Loops end.
+
+        A job that is still being handled is released, too, and may be handled by another member meanwhile: let the
+        handlers return first. In a signal handler that interrupted another call on this share, that call closes it.
+        """
+        if self._closed is None:
+            self._closed = LogClosedError(self._why or f"share {self.name} is closed; join it again")
+        self._wait.wake()
+        if not is_mine(self._using):
+            with self._using:
+                self._release()
+
+    def _release(self) -> None:
+        """Give everything up. After an interrupt it may be called again."""
+        if self._left:
+            return
+        try:
+            if not self._given_up:
+                self._given_up = True  # if this fails, others take the records back, because the member has left
+                for taking in self._takings.values():
+                    taking.settle_pending()
+                    taking.release_all()
+                    taking.sync()
+        finally:
+            self._file.leave()
+            self._close_takings()
+            self._observer.close()
+            _in_child.discard(self._abandon_in_child)
+            self._left = True
+
+    def _close_takings(self) -> None:
+        for taking in self._takings.values():
+            taking.close()
+
+    def _abandon_in_child(self, parent_pid: int) -> None:
+        """After a fork: the membership belongs to the parent, and the child must not keep its lock."""
+        self._using = threading.RLock()
+        self._closed = ForkedHandleError(self._directory.path, parent_pid)
+        self._left = True
+        self._file.abandon()
+        self._observer.abandon()
+        self._wait = CommonWait(self._observer)
+        self._close_takings()
+
+
+def _at_least(name: str, given: Duration, least: float) -> float:
+    found = seconds(name, given)
+    if not least <= found < 1e9:
+        raise ValueError(f"{name} must be at least {least:g} seconds, not {given!r}")
+    return found

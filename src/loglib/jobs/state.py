@@ -1,0 +1,404 @@
+"""State: what the entries of a share say about the records of one partition. It is the same in every process.
+
+Invariant: the order of the entries in the file decides, and nothing else. A record below `fresh` is settled, unless it
+is in `hands` or in `free`. So the state is as large as the number of unsettled records. The replay reads no clock and
+no records: what an entry needs to know, it has.
+
+    BEGIN     valid if all its records are fresh, or if it is one that is free; if `max_in_hand` and `window` allow it;
+              and if its member was not reaped before
+    SETTLE    valid with the token of a hand; otherwise it changes nothing
+    RENEW     valid with the token of a hand that has a lease
+    REAP      of a dead member: valid always; of a lease: valid with the token of a hand whose lease is over by then
+    LOST      the records below an offset, or the one there, are gone from the log; those in hand stay in hand
+    SEAL      the last entry of a generation that counts
+
+A record whose attempts have reached `max_attempts` is settled as exhausted when it is released, reaped or expired.
+
+Threads: one at a time; the share's lock is held.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ..format.header import crc32c
+from ..system.not_copyable import NotCopyable
+from .entries import (
+    ACCEPTED,
+    ALTERED,
+    BEGIN,
+    DEAD,
+    ENTRY,
+    ENTRY_BYTES,
+    LOST,
+    REAP,
+    REJECTED,
+    RELEASED,
+    RENEW,
+    RESET,
+    SEAL,
+    SETTLE,
+    pair,
+    unpair,
+)
+
+_MOST_ATTEMPTS = 0xFFFF  # in a checkpoint
+_CHOICES = 8  # of the free records, so that members choose different ones
+
+
+class Settings(NamedTuple):
+    """The settings of a share that all members need to agree on."""
+
+    max_attempts: int = 5
+    window: int = 10_000  # unsettled records of a partition that may have been begun
+    max_in_hand: int = 0  # records of a partition that may be in hand; 0: any number
+
+
+class Counts(NamedTuple):
+    """The settled records of a partition by their ends, since the share exists."""
+
+    accepted: int = 0
+    rejected: int = 0
+    exhausted: int = 0
+    lost: int = 0  # free records that retention has dropped; not those that were never begun
+
+
+class Free(NamedTuple):
+    """A record that was begun, and is not in hand."""
+
+    attempts: int
+    until: int  # not before this time since the boot, microseconds; 0: now
+    first_begun: int  # seconds UTC
+
+
+class Taken(NamedTuple):
+    """Records that were taken out of a hand of this member, and why."""
+
+    why: str
+    offsets: Sequence[int]
+
+
+class Ended(NamedTuple):
+    """Records that ended otherwise than by an accept, for the log of the member that did it."""
+
+    offset: int
+    attempts: int
+    how: str
+
+
+class Hand:
+    """Records that were begun together."""
+
+    __slots__ = ("attempt", "begun", "count", "first_begun", "member", "offset", "some", "until")
+
+    def __init__(
+        self, offset: int, count: int, member: int, until: int, attempt: int, first_begun: int, begun: int
+    ) -> None:
+        self.offset = offset
+        self.count = count
+        self.member = member
+        self.until = until  # the end of the lease, microseconds since the boot; 0: none
+        self.attempt = attempt
+        self.first_begun = first_begun  # seconds UTC
+        self.begun = begun  # seconds UTC
+        self.some: set[int] | None = None  # the offsets still in hand; None: all of them
+
+    def offsets(self) -> Sequence[int]:
+        """The offsets still in hand."""
+        return range(self.offset, self.offset + self.count) if self.some is None else sorted(self.some)
+
+    def __len__(self) -> int:
+        return self.count if self.some is None else len(self.some)
+
+
+class Item(NamedTuple):
+    """An unsettled record in a checkpoint."""
+
+    offset: int
+    token: int  # 0: it is free
+    until: int
+    member: int
+    first_begun: int
+    begun: int
+    attempts: int
+
+
+class State(NotCopyable):
+    """The unsettled records of one partition, after some entries of one generation."""
+
+    def __init__(
+        self, me: int, generation: int, fresh: int, settings: Settings, counts: Counts,
+        items: Iterable[Item] = (),
+    ) -> None:  # fmt: skip
+        self.me = me  # the number of this member; 0: it only looks
+        self.generation = generation
+        self.fresh = fresh  # all records from here on were never begun
+        self.settings = settings
+        self.counts = list(counts)
+        self.entries = 0  # that were applied, of this generation
+        self.sealed = False
+        self.seal: tuple[int, int, int] | None = None  # outcome, moment and offset of the seal
+        self.hands: dict[int, Hand] = {}  # by token
+        self.in_hand = 0  # records
+        self.free: dict[int, Free] = {}  # by offset
+        self.mine: set[int] = set()  # the tokens of this member
+        self.begun: list[int] = []  # tokens of this member that nobody has asked for
+        self.taken: dict[int, Taken] = {}  # by token; taken away from this member
+        self.gone: set[int] = set()  # members that were reaped in this generation
+        self.ended: deque[Ended] = deque(maxlen=100)  # by this member
+        self._ready: dict[int, None] = {}  # free offsets that need not wait
+        self._waiting: list[tuple[int, int]] = []  # a heap of (until, offset); some are no longer free
+        self._leases: list[tuple[int, int]] = []  # a heap of (until, token); some are no longer in hand
+        for each in items:
+            self._restore(each)
+
+    # --- entries -------------------------------------------------------------------------------------
+
+    def apply(self, block: bytes, salt: int) -> int:
+        """Apply the whole entries at the begin of the block; returns their size in bytes.
+
+        It ends at a seal, and before bytes that are no entry.
+        """
+        at, end = 0, len(block) - ENTRY_BYTES
+        view = memoryview(block)
+        while at <= end and not self.sealed:
+            crc, kind, outcome, count, moment, offset, token = ENTRY.unpack_from(block, at)
+            if crc32c(view[at + 4 : at + ENTRY_BYTES], salt) != crc:
+                break
+            if kind == SETTLE:
+                self._settle(outcome, count, moment, offset, token)
+            elif kind == BEGIN:
+                self._begin(count, moment, offset, token)
+            elif kind == REAP:
+                self._reap(outcome, moment, token, by=offset)
+            elif kind == RENEW:
+                self._renew(moment, token)
+            elif kind == LOST:
+                self._lose(offset, count, by=token)
+            elif kind == SEAL:
+                self._seal(outcome, moment, offset)
+            self.entries += 1
+            at += ENTRY_BYTES
+        return at
+
+    def _begin(self, count: int, moment: int, offset: int, until: int) -> None:
+        member, now = moment & 0xFFFFFFFF, moment >> 32
+        most = self.settings.max_in_hand
+        if (most and self.in_hand + count > most) or member in self.gone or not count:
+            return
+        attempt, first_begun = 1, now
+        if offset >= self.fresh:
+            if self.in_hand + len(self.free) + count > self.settings.window:
+                return
+            self.fresh = offset + count
+        else:
+            free = self.free.pop(offset, None) if count == 1 else None
+            if free is None:
+                return
+            self._ready.pop(offset, None)
+            attempt, first_begun = free.attempts + 1, free.first_begun
+        token = pair(self.entries, self.generation)
+        self.hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
+        self.in_hand += count
+        if until:
+            heapq.heappush(self._leases, (until, token))
+        if member == self.me:
+            self.mine.add(token)
+            self.begun.append(token)
+
+    def _settle(self, outcome: int, count: int, until: int, offset: int, token: int) -> None:
+        hand = self.hands.get(token)
+        if hand is None:
+            return
+        if hand.some is None and hand.offset == offset and hand.count == count:
+            leaving: Sequence[int] = hand.offsets()
+            self._drop(token, hand)
+        else:
+            if hand.some is None:
+                hand.some = set(hand.offsets())
+            leaving = sorted(hand.some & set(range(offset, offset + count)))
+            hand.some.difference_update(leaving)
+            self.in_hand -= len(leaving)
+            if not hand.some:
+                self._drop(token, hand)
+        if outcome == ACCEPTED:
+            self.counts[0] += len(leaving)
+            return
+        for each in leaving:
+            if outcome == REJECTED:
+                self.counts[1] += 1
+                self._end(each, hand, "rejected")
+            else:
+                self._release(each, hand, until, counts=outcome == RELEASED, how="released")
+
+    def _drop(self, token: int, hand: Hand) -> None:
+        """Take all that is left of a hand out of it."""
+        del self.hands[token]
+        self.in_hand -= len(hand)
+        self.mine.discard(token)
+
+    def _release(self, offset: int, hand: Hand, until: int, *, counts: bool, how: str) -> None:
+        attempts = hand.attempt if counts else hand.attempt - 1
+        if counts and attempts >= self.settings.max_attempts:
+            self.counts[2] += 1
+            self._end(offset, hand, f"exhausted: {how}")
+            return
+        self._set_free(offset, Free(attempts, until, hand.first_begun))
+
+    def _set_free(self, offset: int, free: Free) -> None:
+        self.free[offset] = free
+        if free.until:
+            heapq.heappush(self._waiting, (free.until, offset))
+        else:
+            self._ready[offset] = None
+
+    def _end(self, offset: int, hand: Hand, how: str) -> None:
+        if self.me and hand.member == self.me:
+            self.ended.append(Ended(offset, hand.attempt, how))
+
+    def _renew(self, until: int, token: int) -> None:
+        hand = self.hands.get(token)
+        if hand is not None and hand.until:
+            hand.until = until
+            heapq.heappush(self._leases, (until, token))
+
+    def _reap(self, outcome: int, moment: int, token: int, *, by: int) -> None:
+        if outcome == DEAD:
+            self.gone.add(moment)
+            for each, hand in [found for found in self.hands.items() if found[1].member == moment]:
+                self._take_away(each, hand, "its member was evicted", by=by)
+            return
+        taken = self.hands.get(token)
+        if taken is not None and 0 < taken.until <= moment:
+            self._take_away(token, taken, "its lease was over", by=by)
+
+    def _take_away(self, token: int, hand: Hand, why: str, *, by: int) -> None:
+        leaving, is_mine = hand.offsets(), token in self.mine
+        self._drop(token, hand)
+        if is_mine:
+            self.taken[token] = Taken(why, leaving)
+        for each in leaving:
+            before = self.counts[2]
+            self._release(each, hand, 0, counts=True, how=why)
+            if self.counts[2] > before and self.me and by == self.me != hand.member:
+                self.ended.append(Ended(each, hand.attempt, "exhausted: its member has died, or its lease was over"))
+
+    def _lose(self, start: int, count: int, *, by: int) -> None:
+        lost = [start] if count else [each for each in self.free if each < start]
+        for offset in lost:
+            if offset not in self.free:
+                continue
+            free = self.free.pop(offset)
+            self._ready.pop(offset, None)
+            self.counts[3] += 1
+            if self.me and by == self.me:
+                self.ended.append(Ended(offset, free.attempts, "lost: the log no longer has it"))
+        if not count:
+            self.fresh = max(self.fresh, start)
+
+    def _seal(self, outcome: int, moment: int, offset: int) -> None:
+        self.sealed, self.seal = True, (outcome, moment, offset)
+        if outcome == ALTERED:
+            self.settings = Settings(*unpair(moment), offset)
+        elif outcome == RESET:
+            for token, hand in list(self.hands.items()):
+                if token in self.mine:
+                    self.taken[token] = Taken("the share was reset", hand.offsets())
+                self._drop(token, hand)
+            self.free.clear()
+            self._ready.clear()
+            self.fresh = offset
+
+    # --- what there is to do ---------------------------------------------------------------------------
+
+    @property
+    def unsettled(self) -> int:
+        """The number of records that were begun and are not settled."""
+        return self.in_hand + len(self.free)
+
+    def ready(self, now_us: int, choice: int) -> int | None:
+        """A free record that may be begun now; members with another `choice` get another one, if there are several."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= now_us:
+            until, offset = heapq.heappop(waiting)
+            free = self.free.get(offset)
+            if free is not None and free.until == until:
+                self._ready[offset] = None
+        if not self._ready:
+            return None
+        return next(islice(self._ready, choice % min(_CHOICES, len(self._ready)), None))
+
+    def room(self) -> int:
+        """The number of fresh records that the window allows, and of records that may come into a hand."""
+        room = self.settings.window - self.unsettled
+        most = self.settings.max_in_hand
+        return min(room, most - self.in_hand) if most else room
+
+    def may_take(self) -> bool:
+        """True if `max_in_hand` allows another record in hand."""
+        return not self.settings.max_in_hand or self.in_hand < self.settings.max_in_hand
+
+    def expired(self, now_us: int) -> list[int]:
+        """The tokens of hands whose leases are over."""
+        leases, over = self._leases, []
+        while leases and leases[0][0] <= now_us:
+            until, token = heapq.heappop(leases)
+            hand = self.hands.get(token)
+            if hand is not None and hand.until == until:
+                over.append(token)
+        for token in over:  # until they are reaped
+            heapq.heappush(leases, (self.hands[token].until, token))
+        return over
+
+    @property
+    def is_timed(self) -> bool:
+        """True if something may be due at some time: a record that waits, or a lease."""
+        return bool(self._waiting or self._leases)
+
+    def next_moment(self) -> int | None:
+        """When a released record need not wait any longer, or a lease is over: microseconds since the boot."""
+        waiting, leases = self._waiting, self._leases
+        while waiting and ((free := self.free.get(waiting[0][1])) is None or free.until != waiting[0][0]):
+            heapq.heappop(waiting)
+        while leases and ((hand := self.hands.get(leases[0][1])) is None or hand.until != leases[0][0]):
+            heapq.heappop(leases)
+        return min([each[0][0] for each in (waiting, leases) if each], default=None)
+
+    def members(self) -> set[int]:
+        """The members that have records in hand."""
+        return {hand.member for hand in self.hands.values()}
+
+    # --- checkpoints -----------------------------------------------------------------------------------
+
+    def items(self) -> Iterator[Item]:
+        """The unsettled records, for the checkpoint of the next generation."""
+        for token, hand in self.hands.items():
+            attempts = min(hand.attempt, _MOST_ATTEMPTS)
+            for offset in hand.offsets():
+                yield Item(offset, token, hand.until, hand.member, hand.first_begun, hand.begun, attempts)
+        for offset, free in self.free.items():
+            yield Item(offset, 0, free.until, 0, free.first_begun, 0, min(free.attempts, _MOST_ATTEMPTS))
+
+    def _restore(self, item: Item) -> None:
+        if not item.token:
+            self._set_free(item.offset, Free(item.attempts, item.until, item.first_begun))
+            return
+        self.in_hand += 1
+        hand = self.hands.get(item.token)
+        if hand is None:
+            hand = Hand(item.offset, 1, item.member, item.until, item.attempts, item.first_begun, item.begun)
+            self.hands[item.token] = hand
+            if item.until:
+                heapq.heappush(self._leases, (item.until, item.token))
+            if item.member == self.me:
+                self.mine.add(item.token)
+                self.begun.append(item.token)
+            return
+        if hand.some is None:
+            hand.some = set(hand.offsets())
+        hand.some.add(item.offset)
+        hand.count = item.offset + 1 - hand.offset  # items of one token rise

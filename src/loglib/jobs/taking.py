@@ -1,0 +1,344 @@
+"""Taking: one partition of a share, as one member takes and settles its records.
+
+Invariant: a handler gets a record only after this member has *seen* its BEGIN valid, and its lease not over. A settle
+counts only if it was seen: one that landed after a seal is written again. Writing an entry twice is harmless, because
+the second one has no effect. So an interrupt between any two lines loses nothing: a record in the hand of this member
+that no `Job` stands for any more is released at its next step.
+
+Threads: one at a time; the share's lock is held.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..errors import FencedJobError, OffsetOutOfRangeError, ShareReplacedError, StaleGenerationError
+from ..format.batch import Batch
+from ..log.log import Log
+from ..system.clock import Clock, Moment
+from ..system.not_copyable import NotCopyable
+from .ack_log import AckLog
+from .entries import ACCEPTED, BEGIN, DEAD, EXPIRED, LOST, MOST_TOGETHER, REAP, RELEASED, RENEW, RETURNED, SETTLE, pair
+from .records import Records
+from .state import Hand, State
+
+logger = logging.getLogger("loglib")
+
+_MOST_HANDED = 1000  # tokens, before those are forgotten that are no longer in hand
+_MOST_REASONS = 1000  # of records that were released or rejected, until their end is logged
+
+
+class Begun(NamedTuple):
+    """Records that have come into the hand of this member: some of a batch."""
+
+    token: int
+    batch: Batch
+    offset: int
+    size: int  # records
+    attempt: int
+    first_begun: int  # seconds UTC
+
+
+class Settling(NamedTuple):
+    """Records of one hand that are to be settled together."""
+
+    token: int
+    offset: int
+    size: int  # records
+    outcome: int = ACCEPTED
+    until: int = 0
+
+
+class Taking(NotCopyable):
+    """The records of one partition."""
+
+    def __init__(self, acks: AckLog, log: Log, clock: Clock, share: str, member: str, me: int) -> None:
+        self.partition = log.partition
+        self.acks = acks
+        self.records = Records(log, share)
+        self.is_unsynced = False  # something was settled since the last sync
+        self.is_blocked = False  # the window is full, and there is a fresh record
+        self._clock = clock
+        self._share = share
+        self._member = member
+        self._me = me
+        self._pending: list[Settling] = []  # not written, or not seen yet
+        self._void: list[Settling] = []  # seen, and void: the next step of the loop raises
+        self._handed: set[int] = set()  # tokens for which there was a job; some are no longer in hand
+        self._choice = 0  # of the free records: another one after another member was quicker
+        self._given: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()  # jobs by token
+        self._reasons: dict[int, str] = {}  # by offset
+
+    def check_history(self, history_at: Callable[[int, int], int]) -> None:
+        """`ShareReplacedError` if the log is not the one of which the share has settled records.
+
+        `history_at` returns what identifies a partition's log up to an offset; 0 if that is not known.
+        """
+        fresh, history = self.acks.checkpoint.fresh, self.acks.checkpoint.history
+        end, begun = self.records.log.mark().flushed_end, max(fresh, self.acks.state.fresh)
+        if begun > end:
+            raise ShareReplacedError(self._share, self.partition, begun, f"the log ends at offset {end}")
+        found = history_at(self.partition, fresh)
+        if history and found and history != found:
+            differs = f"the batch before offset {fresh} had CRC {history:08x} and now has {found:08x}"
+            raise ShareReplacedError(self._share, self.partition, fresh, differs)
+
+    # --- taking ----------------------------------------------------------------------------------------
+
+    def take(self, most: int, moment: Moment, lease_us: int) -> Begun | None:
+        """Take up to `most` fresh records, or one that is free; None if there is none now.
+
+        What is pending is written in the same step. Raises `FencedJobError` if it was void; the records that this call
+        has begun then come with the next one.
+        """
+        self._look()
+        self._release_orphans()
+        while True:
+            self._raise_void()
+            begun = self._begun()
+            if begun is not None:
+                return begun
+            found = self._candidate(self.acks.state, most, moment)
+            if found is None:
+                if not self._pending:
+                    return None
+                self.settle_pending()
+                continue
+            offset, count = found
+            until = moment.boottime_us + lease_us if lease_us else 0
+            member = pair(self._me, min(max(moment.wall_us // 1_000_000, 0), 0xFFFFFFFF))
+            entries = self._encoded(self._pending)
+            entries.append(self.acks.encode(BEGIN, 0, count, moment=member, offset=offset, token=until))
+            self.acks.append(entries)
+            self._confirm(self._look())
+            self._choice = 0 if self.acks.state.begun else self._me
+            if self._me in self.acks.state.gone:
+                raise StaleGenerationError(self._share, self._member)
+            if lease_us:
+                moment = self._clock.moment()  # this process may have been stopped for longer than a lease
+
+    def _begun(self) -> Begun | None:
+        """The records that this member has begun, and not handed out."""
+        while self.acks.state.begun:
+            state = self.acks.state
+            token = state.begun[-1]
+            hand = state.hands.get(token)
+            if hand is not None and token not in self._handed:
+                if not hand.until or hand.until > self._clock.moment().boottime_us:
+                    with suppress(OffsetOutOfRangeError):  # begun before an interrupt, and dropped by retention since
+                        batch = self.records.around(hand.offset)
+                        return Begun(token, batch, hand.offset, hand.count, hand.attempt, hand.first_begun)
+                self._settle_if_held(token, hand, RETURNED)  # no handler has begun it: it is late, or there is none
+            state.begun.pop()
+        return None
+
+    def hand_out(self, token: int, job: object) -> None:
+        """The job stands for the records of the token from now on."""
+        if len(self._handed) > _MOST_HANDED:
+            self._handed &= self.acks.state.mine
+        self._handed.add(token)
+        self._given[token] = job
+        self.acks.state.begun.pop()
+
+    def _candidate(self, state: State, most: int, moment: Moment) -> tuple[int, int] | None:
+        """The offset and the number of records that may be begun."""
+        self.is_blocked = False
+        while state.may_take():
+            offset = state.ready(moment.boottime_us, self._choice)
+            try:
+                if offset is not None:
+                    self.records.around(offset)  # before it is begun, so that damage raises here
+                    return offset, 1
+                batch = self.records.fresh(state.fresh)
+                if batch is None:
+                    return None
+                offset = max(batch.offsets.start, state.fresh)
+                count = min(most, batch.offsets.stop - offset, state.room(), MOST_TOGETHER)
+                self.is_blocked = count <= 0
+                return None if self.is_blocked else (offset, count)
+            except OffsetOutOfRangeError:
+                before = state.fresh, state.generation
+                state = self._lose(state, offset)
+                if offset is None and before == (state.fresh, state.generation):
+                    raise
+        return None
+
+    def _lose(self, state: State, offset: int | None) -> State:
+        """Settle as lost what retention has dropped, or a record in a declared gap."""
+        start, fresh = self.records.log_start(), state.fresh
+        is_in_gap = offset is not None and offset >= start
+        lost = offset if offset is not None and is_in_gap else start
+        self.acks.append([self.acks.encode(LOST, 0, int(is_in_gap), offset=lost, token=self._me)])
+        state = self._look()
+        if not is_in_gap and fresh < start:
+            logger.warning(
+                "share %s, partition %d: retention has dropped the records of [%d, %d) that nobody had begun",
+                self._share, self.partition, fresh, start,
+            )  # fmt: skip
+        return state
+
+    def _release_orphans(self) -> None:
+        """Release what was handed out, and has no job any more: it was dropped, or an interrupt came before."""
+        mine = self.acks.state.mine
+        if len(mine) <= len(self._pending):  # as in a loop
+            return
+        kept = {each.token for each in self._pending}.union(self._given)
+        for token in (mine & self._handed) - kept:
+            hand = self.acks.state.hands.get(token)
+            if hand is not None:
+                self._settle_if_held(token, hand, RELEASED)
+
+    # --- settling --------------------------------------------------------------------------------------
+
+    def accept_later(self, token: int, offset: int, count: int) -> None:
+        """Accept what is left of these records, with the next write."""
+        if token in self.acks.state.mine:
+            self._pending.append(Settling(token, offset, count))
+        elif token in self.acks.state.taken:
+            raise self._fenced(Settling(token, offset, count))
+
+    def settle_pending(self) -> None:
+        """Write what is pending, and see that it counts. Raises `FencedJobError` for the first that was void."""
+        while self._pending:
+            self.acks.append(self._encoded(self._pending))
+            self._confirm(self._look())
+        self._raise_void()
+
+    def _raise_void(self) -> None:
+        if self._void:
+            raise self._fenced(self._void.pop())
+
+    def settle(self, what: Settling, reason: str = "") -> None:
+        """Settle records now. `FencedJobError` if they are no longer in this hand."""
+        if reason:
+            if len(self._reasons) >= _MOST_REASONS:
+                self._reasons.clear()
+            self._reasons[what.offset] = reason
+        self._settle(what)
+        if what.token not in self.acks.state.mine:
+            self._given.pop(what.token, None)
+        self._log_ended(self.acks.state)
+
+    def _settle(self, what: Settling) -> None:
+        if not _holds(self.acks.state, what):
+            raise self._fenced(what)
+        while _holds(self.acks.state, what):
+            self.acks.append(self._encoded([*self._pending, what]))
+            self._look()
+        if self._was_taken(what):
+            raise self._fenced(what)
+        self._confirm(self.acks.state)
+
+    def _settle_if_held(self, token: int, hand: Hand, outcome: int) -> None:
+        with suppress(FencedJobError):  # it was just taken away
+            self._settle(Settling(token, hand.offset, hand.count, outcome))
+
+    def _encoded(self, settling: list[Settling]) -> list[bytes]:
+        encode = self.acks.encode
+        if settling:
+            self.is_unsynced = True
+        return [
+            encode(SETTLE, outcome, size, moment=until, offset=offset, token=token)
+            for token, offset, size, outcome, until in settling
+        ]
+
+    def _confirm(self, state: State) -> None:
+        """Forget what is pending and was seen. The rest landed after a seal."""
+        if self._pending:
+            self._void += [each for each in self._pending if self._was_taken(each)]
+            self._pending = [each for each in self._pending if each.token in state.mine]
+
+    def _was_taken(self, what: Settling) -> bool:
+        taken = self.acks.state.taken.get(what.token)
+        return taken is not None and what.offset in taken.offsets
+
+    def _fenced(self, what: Settling) -> FencedJobError:
+        taken = self.acks.state.taken.get(what.token)
+        by = "it was settled before" if taken is None else taken.why
+        return FencedJobError(self._share, self.partition, what.offset, what.token, by)
+
+    def renew(self, token: int, offset: int, until: int) -> None:
+        """Let the lease end then. `FencedJobError` if the records are no longer in this hand."""
+        what = Settling(token, offset, 1)
+        self._look()
+        if not _holds(self.acks.state, what):
+            raise self._fenced(what)
+        while _holds(self.acks.state, what) and self.acks.state.hands[token].until != until:
+            self.acks.append([self.acks.encode(RENEW, moment=until, offset=offset, token=token)])
+            self._look()
+        if not _holds(self.acks.state, what):
+            raise self._fenced(what)
+
+    def holds(self, token: int) -> bool:
+        """True if records of the token are in the hand of this member, as it knows."""
+        return token in self.acks.state.mine
+
+    # --- others ----------------------------------------------------------------------------------------
+
+    def reap(self, members: set[int]) -> None:
+        """Take the records of dead members back."""
+        entries = [self.acks.encode(REAP, DEAD, moment=each, offset=self._me) for each in members]
+        if entries:
+            self.acks.append(entries)
+            self._look()
+
+    def reap_expired(self, moment: Moment) -> None:
+        """Take the records back whose leases are over."""
+        now = moment.boottime_us
+        over = self.acks.state.expired(now)
+        if over:
+            encode = self.acks.encode
+            self.acks.append([encode(REAP, EXPIRED, moment=now, offset=self._me, token=token) for token in over])
+            self._look()
+
+    def look(self) -> State:
+        """Read what others have written."""
+        return self._look()
+
+    def _look(self) -> State:
+        acks = self.acks
+        state = acks.look()
+        if acks.is_long():
+            acks.seal()
+            state = acks.look()
+        if state.ended:
+            self._log_ended(state)
+        return state
+
+    def _log_ended(self, state: State) -> None:
+        while state.ended:
+            offset, attempts, how = state.ended.popleft()
+            reason = self._reasons.pop(offset, "")
+            logger.warning(
+                "share %s: the record at offset %d of partition %d has ended after %d attempts, %s%s",
+                self._share, offset, self.partition, attempts, how, f": {reason}" if reason else "",
+            )  # fmt: skip
+
+    def sync(self) -> None:
+        """Make durable what was settled. Synced."""
+        if self.is_unsynced:
+            self.acks.sync()
+            self.is_unsynced = False
+
+    def release_all(self) -> None:
+        """Release all that this member has in hand."""
+        for token in list(self._look().mine):
+            hand = self.acks.state.hands.get(token)
+            if hand is not None:
+                self._settle_if_held(token, hand, RELEASED if token in self._handed else RETURNED)
+
+    def close(self) -> None:
+        """Close the files."""
+        self.records.release()
+        self.acks.close()
+
+
+def _holds(state: State, what: Settling) -> bool:
+    hand = state.hands.get(what.token)
+    if hand is None or what.token not in state.mine:
+        return False
+    return hand.some is None or not hand.some.isdisjoint(range(what.offset, what.offset + what.size))

@@ -1,0 +1,145 @@
+"""jobs/members.py: joining beside others that look, die, or may not be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import fork, wait
+from shared_jobs import RECORDS, only, taken, values, with_records
+
+from conftest import needs_root
+from loglib import LockedError, LogMovedError, Topic
+from loglib.groups.lock_file import LockFile
+from loglib.jobs import members
+from loglib.jobs.directory import share_names
+from loglib.system.clock import SYSTEM
+from loglib.system.files import REAL
+
+Open = Callable[..., Topic]
+
+
+@pytest.fixture
+def topic(open_topic: Open) -> Topic:
+    return with_records(open_topic)
+
+
+def test_file_that_a_look_has_just_removed_is_made_again(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another member may look at the new file before it is locked, and take it for that of a dead one."""
+    monkeypatch.setattr(members, "_NAP_S", 0.0)
+    real, lost = LockFile.try_lock, [1, 2, 3]
+
+    def try_lock(file: LockFile) -> bool:
+        if lost:
+            lost.pop()
+            return False
+        return real(file)
+
+    monkeypatch.setattr(LockFile, "try_lock", try_lock)
+    with topic.share("mail") as share:
+        assert len(values(share)) == RECORDS
+    monkeypatch.setattr(LockFile, "try_lock", lambda _: False)
+    with pytest.raises(LockedError, match="look at each new file"):
+        topic.share("mail")
+
+
+def test_number_of_another_member_is_not_used(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    with topic.share("mail") as share:
+        used = share._file.number.to_bytes(4, "little")
+        drawn = iter([used, bytes(4), b"\xff" * 4, b"1234"])
+
+        def random_bytes(_: object, count: int) -> bytes:
+            return next(drawn) if count == 4 else os.urandom(count)
+
+        monkeypatch.setattr(type(REAL), "random_bytes", random_bytes)
+        with topic.share("mail", member="other") as other:
+            assert other._file.number == int.from_bytes(b"1234", "little")
+
+
+def test_members_file_that_is_not_whole_is_that_of_one_who_joins(topic: Topic) -> None:
+    with topic.share("mail"):
+        directory = f"{topic.path}/shares/mail/members"
+        joining = LockFile(REAL, f"{directory}/00000007", 0o600)
+        assert joining.try_lock()
+        for text in (b"", b"{", b"[]", b'{"member": "x"}'):
+            joining.replace(text)
+            assert members.Member(7) in members.live_members(REAL, directory)
+        joining.release()
+
+
+def test_dead_members_files_are_removed_by_the_next_one_that_joins(topic: Topic) -> None:
+    directory = Path(topic.path) / "shares" / "mail" / "members"
+    with topic.share("mail"):
+        (directory / "0000000a").write_text("{}")
+    with topic.share("mail") as share:
+        assert [each.name for each in directory.iterdir()] == [members.file_of(share._file.number)]
+
+
+@needs_root
+def test_member_of_another_user_counts_as_living(open_topic: Open, path: Path) -> None:
+    topic = with_records(open_topic, clock=SYSTEM)
+    with topic.share("mail") as share:
+        (job,) = taken(share, 1)
+        directory = f"{path}/shares/mail/members"
+        for each in (path.parent, path, path / "shares", path / "shares" / "mail", Path(directory)):
+            each.chmod(0o755)
+        os.chmod(f"{directory}/{members.file_of(share._file.number)}", 0o600)
+
+        def as_another() -> None:
+            os.setgid(65534)
+            os.setuid(65534)
+            assert not members.is_dead(REAL, directory, share._file.number)
+            assert [each.name for each in members.live_members(REAL, directory)] == [""]
+
+        parents = [each for each in path.parents if each != Path("/") and not os.stat(each).st_mode & 0o005]
+        modes = {each: os.stat(each).st_mode for each in parents}
+        for each in parents:
+            each.chmod(0o755)
+        try:
+            assert wait(fork(as_another)) == 0
+        finally:
+            for each, mode in modes.items():
+                each.chmod(mode)
+        job.accept()
+
+
+def test_shares_of_a_topic_that_is_gone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LogMovedError):
+        share_names(REAL, str(tmp_path / "none"))
+
+
+def test_two_that_make_a_share_together_make_one(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    from loglib.jobs.directory import ShareDirectory
+
+    real, others = ShareDirectory._build, list[Any]()
+
+    def build(directory: ShareDirectory, *arguments: Any) -> None:
+        if not others:
+            others.append(None)
+            others.append(topic.share("mail", member="quicker"))
+        real(directory, *arguments)
+
+    monkeypatch.setattr(ShareDirectory, "_build", build)
+    with topic.share("mail", member="slower") as share:
+        assert len(taken(share, 2)) == len(taken(others[1], 2)) == 2
+        assert sorted(topic.share_info("mail").members) == ["quicker", "slower"]
+        others[1].close()
+
+
+def test_partition_that_two_members_add_together_has_one_file(open_topic: Open, path: Path) -> None:
+    with_records(open_topic).close()
+    reading = open_topic(mode="r")
+    with reading.share("mail"):
+        pass
+    Topic.add_partitions(path, 2)
+    directory = reading._share_directory("mail")
+    directory.make_added(1)
+    before = os.listdir(directory.of_partition(1))
+    directory.make_added(1)
+    assert os.listdir(directory.of_partition(1)) == before and len(before) == 1
+    with reading.share("mail") as share:
+        assert len(values(share)) == RECORDS and list(reading.share_info("mail").partitions) == [0, 1]
+    assert only(reading).counts.accepted == RECORDS

@@ -1,0 +1,336 @@
+"""Shares of several processes: killed, stopped, forked and poisoned at any moment; handlers note what they do."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import fork, wait
+from shared_jobs import RECORDS, only, taken, values, with_records
+
+from conftest import start_python
+from loglib import Job, Topic
+from loglib.errors import FencedJobError, ForkedHandleError
+from loglib.jobs import ack_log
+from loglib.system.clock import SYSTEM
+
+Open = Callable[..., Topic]
+ALL = [b"%d" % number for number in range(RECORDS)]
+_EVENT = struct.Struct("<iqQi")  # a worker, an offset, a token, and an attempt; negative at the end of the handler
+
+
+class Handled:
+    """What handlers have begun and ended, in a file to which all of them append: in the order in which they did it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def note(self, job: Job, *, ends: bool = False) -> None:
+        os.write(self._fd, _EVENT.pack(os.getpid(), job.offset, job.token, -job.attempt if ends else job.attempt))
+
+    def events(self) -> list[tuple[int, int, int, int]]:
+        return list(_EVENT.iter_unpack(self.path.read_bytes()))
+
+    def check(self, count: int, *, dead: set[int]) -> None:
+        """I1, I2 and I4, from outside: `dead` are the workers that were killed, or have killed themselves."""
+        attempts: dict[int, list[int]] = collections.defaultdict(list)
+        running: dict[int, int] = {}
+        ended = collections.Counter[int]()
+        for worker, offset, _, attempt in self.events():
+            if attempt < 0:
+                assert running.get(offset) == worker, "a handler ended whose record another one had begun"
+                del running[offset]
+                ended[offset] += 1
+            else:
+                before = running.get(offset)
+                assert before is None or before in dead or before == worker, "two handlers of one record"
+                running[offset] = worker
+                attempts[offset].append(attempt)
+        assert len(attempts) == count and len(ended) == count, "a record that nobody has handled"
+        for offset, found in attempts.items():
+            assert found == sorted(set(found)), f"offset {offset}: an attempt was not counted: {found}"
+
+
+def work(path: Path, handled: Handled, handle: Callable[[Job], bool], **options: Any) -> None:
+    with Topic.open(path, mode="r") as topic, topic.share("mail", max_attempts=1000, **options) as share:
+        for job in share.follow(timeout=0.0):
+            handled.note(job)
+            releases = handle(job)
+            handled.note(job, ends=True)  # first: from the release on, another one may begin
+            if releases:
+                job.release()
+
+
+def until_done(path: Path, handled: Handled, handle: Callable[[Job], bool], count: int) -> None:
+    """Handle until all records are accepted: a member may end while others have the last ones in hand."""
+    with Topic.open(path, mode="r") as topic:
+        while not topic.shares() or only(topic).counts.accepted < count:
+            work(path, handled, handle)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_i1_i2_i4_kills_and_stops_at_random_moments(
+    open_topic: Open, path: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ack_log, "_LOG_BYTES", 2048)  # many generations
+    count, workers, kills = 300, 3, 25
+    with_records(open_topic, count).close()
+    handled, draw = Handled(tmp_path / "handled"), random.Random(seed)
+
+    def handle(job: Job) -> bool:
+        if job.offset % 40 == 7 and job.attempt < 3:
+            os.kill(os.getpid(), signal.SIGKILL)  # a poisoned record, which kills its handler twice
+        return job.offset % 40 == 9 and job.attempt < 2
+
+    def start() -> int:
+        return fork(lambda: until_done(path, handled, handle, count))
+
+    running, dead, stopped, left = [start() for _ in range(workers)], set[int](), list[int](), kills
+    while running:
+        for pid in running[:]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                running.remove(pid)
+                stopped = [each for each in stopped if each != pid]
+                assert status in (0, signal.SIGKILL), f"seed {seed}"
+                if status:
+                    dead.add(pid)
+                    running.append(start())
+        if stopped and draw.random() < 0.5:
+            os.kill(stopped.pop(), signal.SIGCONT)
+        if left and running:
+            left -= 1
+            victim = draw.choice(running)
+            if draw.random() < 0.7:
+                os.kill(victim, signal.SIGKILL)
+                dead.add(victim)
+                stopped = [each for each in stopped if each != victim]
+            elif victim not in stopped:
+                os.kill(victim, signal.SIGSTOP)
+                stopped.append(victim)
+        elif stopped:
+            os.kill(stopped.pop(), signal.SIGCONT)
+        time.sleep(draw.random() * 0.02)  # between two kills, not for anything to happen
+    handled.check(count, dead=dead)
+    with Topic.open(path, mode="r") as topic:
+        info = only(topic)
+    assert (info.counts, info.in_hand, info.free) == ((count, 0, 0, 0), (), 0), f"seed {seed}"
+    assert max(abs(event[3]) for event in handled.events()) >= 3
+
+
+def test_i6_stopped_member_delays_no_record_that_it_has_not_in_hand(open_topic: Open, path: Path) -> None:
+    topic = with_records(open_topic, clock=SYSTEM)
+    ready, go = os.pipe()
+
+    def hold() -> None:
+        with Topic.open(path, mode="r") as reading, reading.share("mail") as share:
+            (job,) = taken(share, 1)
+            os.write(go, b"x")
+            signal.pause()
+            job.accept()
+
+    pid = fork(hold)
+    try:
+        assert os.read(ready, 1)
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)
+        with topic.share("mail") as share:
+            assert values(share) == ALL[1:]
+            (in_hand,) = only(topic).in_hand
+            assert in_hand.attempt == 1, "slow is not dead"
+            os.kill(pid, signal.SIGKILL)
+            (job,) = (job for job in [share.take(30)] if job)
+            assert (job.value, job.attempt) == (b"0", 2)
+            job.accept()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        wait(pid)
+
+
+def test_member_that_is_stopped_before_its_write_and_continued_later_changes_nothing(
+    open_topic: Open, path: Path
+) -> None:
+    """It has composed an entry, and writes it after its lease was over: the entry is void."""
+    topic = with_records(open_topic, clock=SYSTEM)
+    ready, go = os.pipe()
+
+    def hold() -> None:
+        with Topic.open(path, mode="r") as reading, reading.share("mail", lease=0.05) as share:
+            (job,) = taken(share, 1)
+            taking = share._takings[0]
+            append = taking.acks.append
+
+            def stopped(entries: list[bytes]) -> None:
+                os.write(go, b"x")
+                os.kill(os.getpid(), signal.SIGSTOP)
+                append(entries)
+
+            taking.acks.append = stopped  # type: ignore[method-assign]
+            with pytest.raises(FencedJobError, match="its lease was over"):
+                job.accept()
+            taking.acks.append = append  # type: ignore[method-assign]
+
+    pid = fork(hold)
+    try:
+        assert os.read(ready, 1)
+        os.waitpid(pid, os.WUNTRACED)
+        with topic.share("mail") as share:
+            got: list[Any] = []
+            while len(got) < RECORDS:
+                got += [(job.value, job.attempt) for job in share.follow(0.0)]
+            assert (b"0", 2) in got
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert wait(pid) == 0
+    assert only(topic).counts.accepted == RECORDS
+
+
+def test_poisoned_record_ends_as_exhausted_and_counts_no_attempt_of_others(
+    open_topic: Open, path: Path, tmp_path: Path
+) -> None:
+    topic, handled = with_records(open_topic, clock=SYSTEM), Handled(tmp_path / "handled")
+
+    def handle() -> None:
+        with Topic.open(path, mode="r") as reading, reading.share("mail", max_attempts=3) as share:
+            for job in share.follow(timeout=0.0):
+                handled.note(job)
+                if job.value == b"4":
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    ends: list[int] = []
+    while not ends or ends[-1]:
+        ends.append(wait(fork(handle)))
+    assert ends == [-signal.SIGKILL] * 3 + [0]
+    assert only(topic).counts == (RECORDS - 1, 0, 1, 0)
+    attempts = collections.Counter(attempt for _, _, _, attempt in handled.events())
+    # A record whose accept was to be written with the next take died with its member, and came again.
+    assert attempts[3] == 1 and max(attempts) == 3
+
+
+def test_child_that_is_forked_in_a_handler_leaves_the_members_alone(open_topic: Open) -> None:
+    topic = with_records(open_topic, clock=SYSTEM)
+    with topic.share("mail") as share:
+        (job,) = taken(share, 1)
+
+        def in_child() -> None:
+            for call in (job.accept, share.flush, lambda: next(share.follow())):
+                with pytest.raises(ForkedHandleError):
+                    call()
+            share.close()
+
+        pid = fork(in_child)
+        assert wait(pid) == 0
+        assert [each.offset for each in only(topic).in_hand] == [job.offset]
+        job.accept()
+    assert only(topic).counts.accepted == 1
+
+
+def test_child_does_not_keep_a_dead_member_alive(open_topic: Open, path: Path) -> None:
+    topic = with_records(open_topic, clock=SYSTEM)
+    ready, go = os.pipe()
+
+    def hold() -> None:
+        with Topic.open(path, mode="r") as reading, reading.share("mail") as share:
+            jobs = taken(share, 1)
+            if os.fork() == 0:
+                os.write(go, b"%d " % os.getpid())
+                signal.pause()
+            os.write(go, b"0 ")
+            signal.pause()
+            del jobs
+
+    pid = fork(hold)
+    said = b""
+    while said.count(b" ") < 2:
+        said += os.read(ready, 100)
+    child = max(map(int, said.split()))
+    try:
+        os.kill(pid, signal.SIGKILL)
+        wait(pid)
+        with topic.share("mail") as share:
+            (job,) = (job for job in [share.take(30)] if job)
+            assert (job.value, job.attempt) == (b"0", 2)
+            job.accept()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_program_that_a_handler_starts_keeps_no_dead_member_alive(open_topic: Open) -> None:
+    topic = with_records(open_topic, clock=SYSTEM)
+    share = topic.share("mail", member="first")
+    (job,) = taken(share, 1)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        share._left = True
+        share._file.abandon()
+        share._observer.close()
+        assert topic.share_info("mail").members == {}
+        with topic.share("mail") as other:
+            assert len(values(other)) == RECORDS
+        program.communicate(b"\n")
+    assert job.value == b"0"
+
+
+def test_terminated_run_ends_the_job_in_hand_and_settles_it(open_topic: Open, path: Path) -> None:
+    topic = with_records(open_topic, clock=SYSTEM)
+    program = """
+        import os, signal, sys, loglib
+
+        def handle(job):
+            if job.value == b"2":
+                os.kill(os.getpid(), signal.SIGTERM)
+            print(job.value.decode(), flush=True)
+
+        with loglib.Topic.open(sys.argv[1], mode="r") as topic, topic.share("mail") as share:
+            share.run(handle, threads=int(sys.argv[2]))
+        print("ended", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+    """
+    process = start_python(program, path, 1)
+    output, errors = process.communicate(timeout=60)
+    assert (output.split(), errors) == (["0", "1", "2", "ended", "True"], "")
+    assert (only(topic).counts.accepted, only(topic).in_hand, only(topic).free) == (3, (), 0)
+
+
+def test_waiting_member_takes_over_from_one_that_is_killed(open_topic: Open, path: Path) -> None:
+    topic = with_records(open_topic, 1, clock=SYSTEM)
+    ready, go = os.pipe()
+
+    def hold() -> None:
+        with Topic.open(path, mode="r") as reading, reading.share("mail") as share:
+            jobs = taken(share, 1)
+            os.write(go, b"x")
+            signal.pause()
+            del jobs
+
+    pid = fork(hold)
+    assert os.read(ready, 1)
+    with topic.share("mail") as share:
+        assert share.take(0.0) is None
+        os.kill(pid, signal.SIGKILL)
+        job = share.take(30)
+        assert job is not None and job.attempt == 2
+    wait(pid)
+
+
+def test_i10_idle_member_asks_the_system_for_next_to_nothing(open_topic: Open) -> None:
+    from loglib.testing import RecordingFiles
+
+    files = RecordingFiles()
+    topic = with_records(open_topic, clock=SYSTEM, files=files)
+    with topic.share("mail") as share:
+        values(share)
+        assert share.take(0.3) is None  # its looks after it has joined
+        files.calls.clear()
+        assert share.take(0.2) is None
+        assert len(files.calls) < 40, files.named()
