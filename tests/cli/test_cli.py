@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import commands
@@ -15,6 +16,8 @@ from commands import Cli, started
 from conftest import SOURCE, run_python
 from loglib import Topic
 from loglib.cli.output import age, safe, when
+from loglib.cli.program import _ELSEWHERE, _VERBS
+from loglib.copies import snapshot
 
 cli = commands.cli
 clicks = commands.clicks
@@ -35,8 +38,11 @@ def test_terminal_never_gets_a_control_character_unless_asked(tmp_path: Path) ->
     with Topic.open(tmp_path / "t", create=True) as topic:
         value = "\x1b]0;owned\x07 \x9b31m \u202e \xff".encode() + b"\xff"
         topic.append(value, key=b"\x1b[2J", headers={"\x1b": b"\x08"})
-    for options in ([], ["-l"], ["--json"], ["--format", "{key} {value} {headers}"]):
-        shown = on_terminal("cat", tmp_path / "t", *options)
+    forms = (["--json"], ["--format", "csv"], ["--format", "jsonl"], ["--format", "{key} {value} {headers}"])
+    readers = (["cat"], ["tail", "--grep", "owned"], ["consume", "--group", "g", "--timeout", "0"])
+    commands = [[*reader, *form] for reader in readers for form in ([], ["-l"], *forms)]
+    for verb, *options in [*commands[:6], *commands[6:9], *commands[12:15]]:
+        shown = on_terminal(verb, tmp_path / "t", *options)
         assert not set(shown.decode()) & set("\x1b\x07\x08\x9b\u202e"), options
     assert b"\x1b]0;owned\x07" in on_terminal("cat", tmp_path / "t", "--raw")
 
@@ -48,11 +54,63 @@ def test_long_command_shows_how_far_it_is_on_a_terminal_only(clicks: Path) -> No
     assert b"no damage" in output and errors == b""
 
 
+BAR_FROM_THE_START = """
+from loglib.cli import output, start
+output._BAR_AFTER_S = 0.0
+start.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a topic, a copy of it, and files to append."""
+    place = tmp_path_factory.mktemp("place")
+    with Topic.create(place / "clicks") as topic:
+        for _ in range(3):
+            topic.append_many([b"x" * 1000] * 500)
+            topic.partition(0).roll()
+    snapshot(place / "clicks", place / "copies" / "clicks")
+    (place / "lines").write_bytes(b"line\n" * 1000)
+    (place / "csv").write_bytes(b"value\n" + b"line\n" * 1000)
+    return place
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "verify clicks", "scrub clicks", "mirror clicks MIRROR", "archive clicks ARCHIVE", "tier clicks TIER",
+        "repair clicks --yes", "heal clicks --from copies/clicks", "copy clicks COPY", "append LINES lines --create",
+        "append CSV csv --create --format csv",
+    ],
+    ids=lambda command: command.replace(" ", "-"),
+)  # fmt: skip
+def test_what_takes_long_shows_how_far_it_is_on_a_terminal_and_nothing_in_a_pipe(place: Path, command: str) -> None:
+    def words(where: str) -> list[str]:
+        return [f"{where}-{each}" if each.isupper() else each for each in command.split()]
+
+    assert b"\x1b[" in seen([sys.executable, "-c", BAR_FROM_THE_START, *words("terminal")], place)
+    with started(*words("pipe"), cwd=place) as silent:
+        _, errors = silent.communicate()
+    assert silent.returncode == 0 and b"\x1b" not in errors and b"/s" not in errors
+
+
+def test_work_of_less_than_a_second_draws_no_bar(clicks: Path) -> None:
+    assert b"\x1b" not in on_terminal("verify", clicks)
+
+
 def on_terminal(*arguments: object) -> bytes:
     """What a command prints on a terminal of its own."""
+    return seen([sys.executable, "-m", "loglib", *map(str, arguments)])
+
+
+def seen(command: list[str], directory: Path | None = None) -> bytes:
+    """What a program that succeeds prints on a terminal of its own."""
     child, terminal = pty.fork()
     if not child:
-        os.execv(sys.executable, [sys.executable, "-m", "loglib", *map(str, arguments)])
+        if directory is not None:
+            os.chdir(directory)
+        os.environ["TERM"] = "xterm"
+        os.execv(command[0], command)
     found = b""
     try:
         while data := os.read(terminal, 1 << 16):
@@ -84,9 +142,8 @@ def test_bench_measures_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
-    listed = cli("--help").output
-    verbs = re.findall(r"^  ([a-z]+) ", listed.partition("Commands:")[2], re.MULTILINE)
-    assert verbs == sorted(verbs) and len(verbs) == 27
+    verbs = list(verbs_of(cli("--help").output))
+    assert len(verbs) == len({*verbs}) == 40
     for verb in verbs:
         shown = cli(verb, "--help")
         assert shown.code == 0 and shown.output.startswith(f"Usage: loglib {verb} "), verb
@@ -94,6 +151,33 @@ def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     assert cli("--version").output.startswith("loglib, version ")
     assert cli("nonsense").code == 2
     assert cli().code == 2
+
+
+def verbs_of(listed: str) -> Iterator[str]:
+    """The verbs in the list of all, which groups them by purpose."""
+    for _, verbs in re.findall(r"^([A-Z][^:\n]+):\n((?:  .*\n)+)", listed.partition("--help")[2], re.MULTILINE):
+        yield from re.findall(r"^  ([a-z-]+) ", verbs, re.MULTILINE)
+
+
+def test_verbs_are_listed_by_what_one_wants_to_do(cli: Cli) -> None:
+    listed = cli("--help").output
+    purposes = re.findall(r"^([A-Z].*):$", listed, re.MULTILINE)[1:]
+    assert purposes[0] == "Write and read records" and len(purposes) == len({*purposes}) >= 6
+    assert listed.index("append") < listed.index("Make and change topics:") < listed.index("  create")
+
+
+def test_word_that_is_no_verb_or_option_is_answered_with_the_nearest(cli: Cli, clicks: Path) -> None:
+    assert "Did you mean 'info'?" in cli("infoo", clicks).errors
+    produced = cli("produce", clicks)
+    assert produced.code == 2 and "Here it is `loglib append`." in produced.errors
+    assert "`loglib cat --grep`" in cli("GREP", clicks).errors
+    assert "'--grep'" in cli("cat", clicks, "--gerp", "x").errors
+    assert "Did you mean" not in cli("zzzzzz").errors
+
+
+def test_words_of_other_tools_lead_to_verbs() -> None:
+    assert not _ELSEWHERE.keys() & _VERBS.keys()
+    assert {command.split()[0] for command in _ELSEWHERE.values()} <= _VERBS.keys()
 
 
 def test_error_of_the_library_or_the_system_is_one_line(cli: Cli, clicks: Path, tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """Commands that look for damage and mend it: verify, dump, repair, audit, heal and scrub."""
 
+import os
 import shutil
 from pathlib import Path
 
 import commands
 from builders import spoil
-from commands import Cli
+from commands import Cli, holding
 
 from conftest import NOW, QUIET, last_segment
 from loglib import Topic, testing
@@ -86,6 +87,51 @@ def test_repair_says_what_it_does_and_asks(cli: Cli, clicks: Path) -> None:
     assert printed.code == 1 and "a gap that a repair has declared" in printed.errors
     assert printed.output == "value 1\nvalue 3\nvalue 5\n"
     assert cli("repair", clicks.parent / "nothing").code == 3
+
+
+def test_gaps_that_are_accepted_end_checks_with_code_0_and_are_listed(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    older = tmp_path / "old" / "clicks"
+    spoil(last_segment(clicks, 0), 4096 + 130)
+    shutil.copytree(clicks, older)  # with the same damage
+    assert cli("repair", clicks, "--yes").code == 0
+    for command in (["verify"], ["scrub"], ["scrub", "--donor", older], ["heal", "--from", older]):
+        assert cli(*command, clicks).code == 1, command
+    tried = cli("repair", clicks, "--accept", "--dry-run")
+    assert tried.code == 1 and "is accepted" in tried.output
+    assert cli("repair", clicks, "--accept").code == 2, "nobody can be asked"
+    assert cli("verify", clicks).code == 1
+    (done,) = cli("repair", clicks, "--accept", "--yes", "--json").objects
+    assert [each["partition"] for each in done["repairs"]] == [0] and len(done["verified"]["accepted"]) == 1
+    assert cli("repair", clicks, "--accept", "--yes").output == f"{clicks}: nothing to repair\n"
+    for command in (["verify"], ["scrub"], ["scrub", "--donor", older], ["heal", "--from", older]):
+        assert cli(*command, clicks).code == 0, command
+    shown = cli("verify", clicks).output
+    assert "1 declared gap (1 accepted)\n" in shown and "whose loss was accepted" in shown
+    (report,) = cli("verify", clicks, "--json").objects
+    assert report["accepted"] == report["gaps"] and len(report["gaps"]) == 1
+    (healed,) = cli("heal", clicks, "--from", older, "--json").objects
+    assert len(healed["unhealed"]) == 1, "and heal still says what it did not find"
+    with Topic.open(clicks) as topic:
+        topic.append(b"sealed", partition=1)
+        topic.partition(1).roll()
+    spoil(min((clicks / "0001").glob("*.log")), 4096 + 130)
+    assert cli("verify", clicks).code == 1, "new damage is not accepted"
+    with Topic.open(clicks):
+        assert cli("repair", clicks, "--accept", "--yes").code == 0, "also beside a writer, in a sealed segment"
+    assert cli("verify", clicks).code == 0
+    assert cli("snapshot", clicks, tmp_path / "copies" / "clicks").code == 0
+    assert cli("verify", tmp_path / "copies" / "clicks").code == 0, "a copy knows it, too"
+
+
+def test_repair_beside_a_writer_mends_the_rest_and_names_the_writer(cli: Cli, clicks: Path) -> None:
+    for number in (0, 1):
+        (clicks / f"000{number}" / "watermark").write_bytes(b"")
+    with holding(clicks, 0):
+        done = cli("repair", clicks, "--yes", "--json")
+    assert done.code == 3 and f"partition 0 was left out: pid {os.getpid()} " in done.errors
+    assert {each["partition"] for each in done.objects[0]["repairs"]} == {1}, "and it says what it has done"
+    assert {each["partition"] for each in done.objects[0]["verified"]["damage"]} == {0}
+    assert cli("repair", clicks, "--yes").code == 0 and cli("verify", clicks).code == 0
 
 
 # --- audit -------------------------------------------------------------------------------------------------

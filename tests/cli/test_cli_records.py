@@ -138,7 +138,7 @@ def test_tail_follows_into_added_partitions(tmp_path: Path) -> None:
     assert following.stdout is not None
     assert following.stdout.readline() == b"first\n"
     Topic.add_partitions(path, 4)
-    with Topic.open(path, flush=MANUAL) as topic:
+    with Topic.open(path, alter=True, flush=MANUAL) as topic:
         for number in range(40):
             topic.append(b"%d" % number, partition=number % 4)
     assert sorted(int(following.stdout.readline()) for _ in range(40)) == list(range(40))

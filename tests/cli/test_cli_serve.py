@@ -332,3 +332,17 @@ def test_copy_tries_all_addresses_and_names_the_host_that_does_not_answer(tmp_pa
     assert done.code == 3 and f"{where}: " in done.errors
     done = cli("receive", tmp_path / "copy", "--connect", "no such name:9")
     assert done.code == 3 and "no such name:9: " in done.errors
+
+
+def test_link_local_address_is_connected_to_through_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last part is the number of the interface: without it the system does not know where to look."""
+    link_local, taken = ("fe80::1", 7, 0, 2), list[Any]()
+
+    class Recorded(socket.socket):
+        def connect(self, place: Any) -> None:
+            taken.append(place)
+
+    monkeypatch.setattr(socket, "socket", Recorded)
+    monkeypatch.setattr(copies, "_resolved", lambda _: [(socket.AF_INET6, link_local)])
+    copies._connection(("source%eth0", 7), 1.0, anywhere=True).close()
+    assert taken == [link_local]

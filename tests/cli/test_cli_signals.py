@@ -164,6 +164,35 @@ def test_each_verb_ends_at_sigterm_as_at_ctrl_c(clicks: Path, tmp_path: Path, ve
     assert codes in ([130, 143], [0, 0])
 
 
+DROPS_AN_ERROR = """
+import signal, sys, time, weakref
+from loglib.cli.signals import Ended, listen
+
+class Thing:
+    pass
+
+def callback(_):
+    signal.raise_signal(signal.SIGTERM)
+    for _ in range(1000):
+        pass
+
+listen()
+thing = Thing()
+reference = weakref.ref(thing, callback)
+try:
+    del thing
+    time.sleep(60)
+except Ended as ended:
+    sys.exit(ended.number)
+"""
+
+
+def test_signal_ends_a_command_also_where_the_interpreter_drops_errors() -> None:
+    """In a callback of a weak reference, such as those of the import system, or in a finalizer."""
+    dropping = subprocess.run([sys.executable, "-c", DROPS_AN_ERROR], check=False, capture_output=True, timeout=120)
+    assert (dropping.returncode, dropping.stderr) == (signal.SIGTERM, b"")
+
+
 def test_named_pipe_that_nobody_writes_is_waited_for_until_a_signal(clicks: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     appending = started("append", clicks, tmp_path / "pipe")

@@ -1,10 +1,11 @@
 """Commands for topics and groups: they make, list, describe, change, delete, reset, and apply retention."""
 
+import os
 from pathlib import Path
 
 import commands
 import pytest
-from commands import Cli, started
+from commands import Cli, holding, started
 
 from conftest import interrupted
 from loglib import Retention, Topic
@@ -43,6 +44,19 @@ def test_topics_of_a_directory_are_listed(cli: Cli, clicks: Path) -> None:
     assert nowhere.code == 3 and "No such file or directory" in nowhere.errors
 
 
+def test_topic_has_one_size_in_all_commands(cli: Cli, clicks: Path) -> None:
+    with Topic.open(clicks) as topic:
+        topic.partition(0).roll()
+        topic.append(b"x" * 10_000, partition=0, sync=True)
+        size = sum(each.high_watermark - each.log_start_offset for each in topic.partitions)
+    (listed,) = cli("ls", clicks.parent, "--json").objects
+    (described,) = cli("info", clicks, "--json").objects
+    assert listed["size_bytes"] == described["size_bytes"] == size
+    assert sum(each["size_bytes"] for each in cli("ls", clicks, "--json").objects) == size, "of its segments"
+    shown = cli("info", clicks).output.splitlines()[0].split(": ")[1].split(" in ")[0]
+    assert shown in cli("ls", clicks.parent).output and shown in cli("delete", clicks, "--dry-run").errors
+
+
 def test_segments_of_a_topic_are_listed(cli: Cli, clicks: Path) -> None:
     with Topic.open(clicks, create=True) as topic:
         topic.partition(0).roll()
@@ -71,12 +85,72 @@ def test_policies_change_beside_a_writer_and_keep_their_other_parts(cli: Cli, cl
         assert len(topic.partitions) == 4
 
 
+def test_change_that_drops_segments_at_once_asks_and_can_be_tried(cli: Cli, clicks: Path) -> None:
+    """`--retention-bytes 0`, meant as no limit, dropped all sealed segments without a word."""
+    with Topic.open(clicks) as topic:
+        topic.partition(0).roll()
+        asked = cli("alter", clicks, "--retention-bytes", "0")
+        assert asked.code == 2 and "The new policies drop 1 segments immediately" in asked.errors
+        tried = cli("alter", clicks, "--retention-bytes", "0", "--dry-run")
+        lines = tried.errors.splitlines()
+        assert (tried.code, lines[0], lines[-1]) == (0, "retention-bytes: none -> 0", f"{clicks} was not changed")
+        assert lines[1].startswith("The new policies drop 1 segments immediately, ")
+        assert topic.config.retention.bytes is None and len(topic.partition(0).segments) == 2
+        done = cli("alter", clicks, "--retention-bytes", "0", "--yes")
+        assert (done.code, done.errors) == (0, f"retention-bytes: none -> 0\nchanged {clicks}\n")
+    again = cli("alter", clicks, "--retention-bytes", "100kB")
+    assert again.code == 0, "what is due by the former policies is not asked about"
+    assert cli("alter", clicks, "--compression", "zlib").errors == f"compression: none -> zlib\nchanged {clicks}\n"
+
+
+def test_policies_of_a_damaged_topic_change_after_a_question(cli: Cli, clicks: Path) -> None:
+    with Topic.open(clicks) as topic:
+        topic.partition(0).roll()
+    segment = min((clicks / "0000").glob("*.log"))
+    segment.write_bytes(bytes(4096) + segment.read_bytes()[4096:])
+    asked = cli("alter", clicks, "--retention-bytes", "1")
+    assert asked.code == 2 and "is not known: " in asked.errors and segment.name in asked.errors
+    assert cli("alter", clicks, "--retention-bytes", "1", "--yes").code == 0
+    assert cli("alter", clicks, "--compression", "zlib").code == 0, "which drops nothing"
+
+
 def test_deleting_asks_and_can_be_tried(cli: Cli, clicks: Path) -> None:
     assert cli("delete", clicks, "--dry-run").errors.startswith(f"would delete {clicks}: ")
     assert cli("delete", clicks).code == 2  # no terminal to ask at
     assert clicks.exists()
     assert cli("delete", clicks, "--yes").code == 0
     assert not clicks.exists()
+
+
+@pytest.mark.parametrize("limit", [("bytes", "0"), ("bytes", "4KiB"), ("age", "10s")])
+def test_limit_that_keeps_no_segment_is_asked_for(
+    cli: Cli, clicks: Path, tmp_path: Path, limit: tuple[str, str]
+) -> None:
+    """`--retention-bytes 0` is not "no limit", as elsewhere: the records were gone a minute later."""
+    option = (f"--retention-{limit[0]}", limit[1])
+    for command in (("alter", clicks), ("create", tmp_path / "new"), ("copy", clicks, tmp_path / "new")):
+        refused = cli(*command, *option)
+        assert refused.code == 2 and f"{option[0]} " in refused.errors and "Give --yes to do it\n" in refused.errors
+    with Topic.open(clicks, mode="r") as topic:
+        assert topic.config.retention == Retention(age=None) and not (tmp_path / "new").exists()
+    assert cli("alter", clicks, *option, "--archive", "../archive").code == 0, "what it lacks stays"
+    assert cli("alter", clicks, *option, "--archive", "none", "--yes").code == 0
+    assert cli("create", tmp_path / "new", *option, "--yes").code == 0
+    assert cli("alter", clicks, "--segment-age", "1h").code == 0, "a limit that is there already is not asked for"
+
+
+def test_limit_that_drops_sealed_segments_now_is_asked_for(cli: Cli, clicks: Path) -> None:
+    with Topic.open(clicks) as topic:
+        for number in range(2):
+            topic.append_many([b"x" * 200_000] * 2, partition=number)
+            topic.partition(number).roll()
+        topic.append(b"x" * 200_000, partition=0, sync=True)
+    refused = cli("alter", clicks, "--retention-bytes", "100kB")
+    assert refused.code == 2 and "The new policies drop 2 segments immediately" in refused.errors
+    assert cli("alter", clicks, "--retention-bytes", "5MB").code == 0, "all of them stay"
+    assert cli("alter", clicks, "--retention-bytes", "100kB", "--yes").code == 0
+    with Topic.open(clicks, mode="r") as topic:
+        assert topic.config.retention.bytes == 100_000
 
 
 # --- groups ------------------------------------------------------------------------------------------------
@@ -119,9 +193,39 @@ def test_watching_lag_ends_with_ctrl_c(clicks: Path) -> None:
 def test_retention_is_explained_tried_and_done(cli: Cli, clicks: Path) -> None:
     with Topic.open(clicks, create=True) as topic:
         topic.partition(0).roll()
-    cli("alter", clicks, "--retention-bytes", "0")
+    assert cli("alter", clicks, "--retention-bytes", "0", "--yes").code == 0
     tried = cli("retain", clicks, "--dry-run")
     assert "drop" in tried.output and tried.errors == "nothing was dropped\n"
     assert cli("retain", clicks).code == 2
     assert [each["drop"] for each in cli("retain", clicks, "--yes", "--json").objects].count(True) == 1
     assert cli("cat", clicks, "-p", 0).output == ""
+
+
+def test_retention_names_who_has_a_partition_with_segments_to_drop(cli: Cli, clicks: Path) -> None:
+    """It printed an empty table, dropped nothing, and ended with exit code 0."""
+    with Topic.open(clicks, shared=True) as topic:
+        for each in topic.partitions:
+            each.roll()
+    assert cli("alter", clicks, "--retention-bytes", "0", "--yes").code == 0
+    with Topic.open(clicks, mode="r") as topic:
+        free = topic.partition(1).high_watermark
+    with Topic.open(clicks):
+        held = cli("retain", clicks, "--yes", "--json")
+    assert held.code == 3 and held.errors.count("has it") == 2 and f"pid {os.getpid()} " in held.errors
+    kept = [each for each in held.objects if each["held_by"]]
+    assert [(each["partition"], each["drop"]) for each in kept] == [(0, False), (1, False)]
+    assert "has the partition" in kept[0]["reason"]
+    with holding(clicks, 0):
+        part = cli("retain", clicks, "--yes")
+    assert part.code == 3 and "partition 0 was left out" in part.errors and "partition 1" not in part.errors
+    with Topic.open(clicks, mode="r") as topic:
+        assert topic.partition(0).log_start_offset == 0 and topic.partition(1).log_start_offset == free
+    assert cli("retain", clicks, "--yes").code == 0
+    with Topic.open(clicks, mode="r") as topic:
+        assert topic.partition(0).log_start_offset > 0
+
+
+def test_retention_with_nothing_to_drop_passes_a_writer_over(cli: Cli, clicks: Path) -> None:
+    with Topic.open(clicks):
+        done = cli("retain", clicks, "--yes", "--json")
+    assert (done.code, done.errors) == (0, "") and [each["drop"] for each in done.objects] == [False, False]

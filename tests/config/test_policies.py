@@ -120,3 +120,9 @@ def test_policies_come_back_from_json(config: TopicConfig) -> None:
 def test_policies_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         TopicConfig().partitions = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("values", [{"segment_age": "1d"}, {"retention": {"age": "7d"}}, {"flush": {"bytes": "1MB"}}])
+def test_text_is_for_callers_and_not_for_stored_policies(values: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="must be a number"):
+        TopicConfig.from_json(values)

@@ -51,7 +51,9 @@ def test_prometheus_gets_the_figures(path: Path) -> None:
         assert sample("loglib_appended_records_total", labels) == 7
         assert sample("loglib_size_bytes", labels) == second.size_bytes == sample("loglib_appended_bytes_total", labels)
         assert sample("loglib_oldest_timestamp_seconds", labels) == (second.oldest or 0) / 1e6
-        assert sample("loglib_oldest_timestamp_seconds", labels | {"partition": "0"}) is None
+        assert sample("loglib_newest_timestamp_seconds", labels) == (second.newest or 0) / 1e6
+        for which in ("oldest", "newest"):
+            assert sample(f"loglib_{which}_timestamp_seconds", labels | {"partition": "0"}) is None
         assert sample("loglib_flush_duration_seconds_count", labels) == 1
         assert sample("loglib_flush_duration_seconds_sum", labels) == second.flush_times.seconds
         assert sample("loglib_flush_duration_seconds_bucket", labels | {"le": "10.0"}) == 1
@@ -94,7 +96,8 @@ def test_opentelemetry_gets_the_figures_by_the_names_of_its_conventions(path: Pa
     }  # fmt: skip
     assert found["loglib.size"]["topic", "0"].value == stats.size_bytes
     assert found["loglib.group.lag"]["etl", "topic", "0"].value == stats.size_bytes
-    assert ("other", "0") not in found["loglib.oldest"]
+    assert found["loglib.newest"]["topic", "0"].value == stats.newest
+    assert ("other", "0") not in found["loglib.oldest"] | found["loglib.newest"]
     provider.shutdown()
 
 

@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ import pytest
 from conftest import NOW, QUIET, SECOND
 from loglib import testing
 from loglib.cli.program import run
+from loglib.system import lock
+from loglib.system.files import REAL
 
 
 class Done(NamedTuple):
@@ -53,3 +56,13 @@ def clicks(tmp_path: Path) -> Path:
 def started(*arguments: object, **keywords: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "loglib", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **keywords)
+
+
+@contextmanager
+def holding(topic: Path, partition: int) -> Iterator[None]:
+    """Hold one partition of a topic as a writer does."""
+    held = lock.acquire(REAL, str(topic / f"{partition:04d}"), 0o600)
+    try:
+        yield
+    finally:
+        held.release()

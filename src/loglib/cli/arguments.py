@@ -6,28 +6,26 @@ Invariant: a wrong argument is a usage error (exit code 2) that says what to wri
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
 
 from ..config.arguments import check_names, parse_start
+from ..config.policies import LEAST_SEALED_BYTES, Retention
 from ..config.quantities import parse_duration, parse_size
 from ..config.uri import is_remote
-from ..log import catalog
-from ..log.topic_file import NAME
+from ..log import catalog, topic_file
 from ..offload.storage import storage_of
 from ..system.files import REAL
 from ..topic import Topic
 from ..transactions.repair_store import is_store
 from ..transactions.store import STORE
 
-__all__ = [
-    "DIRECTORY", "DURATION", "NAMES", "SIZE", "SOURCE", "START", "TOPIC",
-    "Command", "Parsed", "add_options", "as_json", "confirmed", "dry_run", "partition_start", "roll_all", "stores_of",
-    "topic_paths", "yes",
-]  # fmt: skip
+_LEAST_AGE = timedelta(minutes=1)  # passes of retention run once a minute
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -63,13 +61,27 @@ def _start(text: str) -> Any:
     return text
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is no address; write HOST:PORT, such as 10.0.0.5:9900 or [::1]:9900")
+    return host.strip("[]"), int(port)
+
+
+def _regex(text: str) -> re.Pattern[bytes]:
+    try:
+        return re.compile(os.fsencode(text))
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
+
+
 class _Topic(click.Path):
     """The directory of a topic that exists."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = os.fsdecode(super().convert(value, param, ctx))
         _refuse_uri(path)
-        if not REAL.exists(os.path.join(path, NAME)):
+        if not topic_file.exists(REAL, path):
             names = ", ".join(catalog.names(REAL, path))
             found = f"is a directory of topics, not a topic: {names}" if names else "has no topic"
             self.fail(f"{value} {found}", param, ctx)
@@ -96,11 +108,21 @@ def _refuse_uri(path: str) -> None:
 
 SIZE, DURATION = Parsed("size", parse_size), Parsed("duration", parse_duration)
 NAMES, START = Parsed("names|none", _names), Parsed("start", _start)
+REGEX = Parsed("regex", _regex)
+ADDRESS = Parsed("host:port", _address)
 DIRECTORY, TOPIC, SOURCE = (kind(file_okay=False) for kind in (click.Path, _Topic, _Source))
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs.")
 dry_run = click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+def rate_option(name: str, *, help: str) -> Callable[[Command], Command]:  # noqa: A002
+    """An option for a rate in megabytes per second, which the library takes in bytes."""
+    return click.option(
+        name, "bytes_per_second", type=float, metavar="MB/S", help=help,
+        callback=lambda _context, _option, megabytes: None if megabytes is None else megabytes * 1e6,
+    )  # fmt: skip
 
 
 def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -117,7 +139,7 @@ def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], C
 def topic_paths(path: str) -> list[str]:
     """Return the topic at a path, or all topics in that directory. Raise a usage error if there is none."""
     _refuse_uri(path)
-    if REAL.exists(os.path.join(path, NAME)):
+    if topic_file.exists(REAL, path):
         return [path]
     names = catalog.names(REAL, path)
     if not names:
@@ -141,15 +163,34 @@ def partition_start(start: Any, partition: int | None) -> Any:
 
 def roll_all(path: str) -> None:
     """Seal the open segments of a topic."""
-    with Topic.open(path, create=False) as topic:
+    with Topic.open(path, shared=True) as topic:
         for each in topic.partitions:
             each.roll()
 
 
-def confirmed(what: str, *, yes: bool) -> None:
-    """Ask whether to do something that cannot be undone. Without a terminal, --yes is required."""
+def confirmed(what: str, *, yes: bool, can_try: bool = True) -> None:
+    """Ask whether to do something that cannot be undone. Without a terminal, --yes is required.
+
+    `can_try`: the command has the option --dry-run.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{what} Give --yes to do it, or --dry-run to see what would happen")
+        trial = ", or --dry-run to see what would happen" if can_try else ""
+        raise click.UsageError(f"{what} Give --yes to do it{trial}")
     click.confirm(what, abort=True, err=True)
+
+
+def confirm_limits(policies: Mapping[str, Any], *, yes: bool) -> None:
+    """Ask whether to set a retention policy by which no sealed segment would stay."""
+    policy: Retention | None = policies.get("retention")
+    if policy is None or policy.archive is not None:  # what the archive does not have stays
+        return
+    if policy.bytes is not None and policy.bytes < LEAST_SEALED_BYTES:
+        limit = f"--retention-bytes {policy.bytes} is less than one segment: each is dropped when it is sealed."
+    elif policy.age is not None and policy.age < _LEAST_AGE:
+        age_s = policy.age.total_seconds()
+        limit = f"--retention-age {age_s:g}s is less than a minute: segments are dropped when they are sealed."
+    else:
+        return
+    confirmed(f"{limit} Set this limit?", yes=yes, can_try=False)

@@ -11,8 +11,6 @@ from ..audit import TRAIL, Balance, Tally, balance
 from .arguments import DIRECTORY, DURATION, as_json
 from .output import DAMAGED, note, print_each, when
 
-__all__ = ["audit"]
-
 
 @click.command()
 @click.argument("places", type=DIRECTORY, nargs=-1, required=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import click
@@ -15,8 +14,6 @@ from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, SIZE, as_json
 from .output import note, print_each, sized
-
-__all__ = ["bench"]
 
 _TOGETHER = 10_000  # records in a call of append_many
 _SYNCS = 200
@@ -55,7 +52,9 @@ def bench(directory: str, records: int, size: int, as_json: bool) -> None:
 
 
 def _measured(directory: str, records: int, size: int) -> Iterator[_Row]:
-    with _scratch(directory) as path:
+    path = os.path.join(os.path.abspath(directory), f".loglib-bench-{os.getpid()}.tmp")
+    REAL.make_directory(path, 0o600)
+    try:
         yield _raw(os.path.join(path, "raw"), records * size)
         value = bytes(size)
         manual = FlushPolicy(None, None, None)
@@ -79,20 +78,19 @@ def _measured(directory: str, records: int, size: int) -> Iterator[_Row]:
 
             yield _timed("append one a call, one flush", single, size, append)
             yield _synced(topic, value)
+    finally:
+        REAL.remove_tree(path)
 
 
 def _raw(path: str, size_bytes: int) -> _Row:
     """Write and sync as many bytes without a log."""
     block = bytes(_BLOCK_BYTES)
-    fd = REAL.create(path, 0o600)
-    try:
+    with REAL.closing(REAL.create(path, 0o600)) as fd:
         began = time.perf_counter()
         for at in range(0, size_bytes, _BLOCK_BYTES):
             REAL.write_all(fd, [block], at)
         REAL.datasync(fd)
         return _Row("the disk alone: write, one sync", 0, size_bytes, time.perf_counter() - began)
-    finally:
-        REAL.close(fd)
 
 
 def _timed(what: str, records: int, size: int, work: Callable[[], object]) -> _Row:
@@ -116,14 +114,3 @@ def _shown(row: _Row) -> tuple[object, ...]:
     rate = f"{row.records / row.seconds:,.0f}" if row.records else "-"
     middle, slow = ("-" if each is None else f"{each / 1000:.2f} ms" for each in (row.middle_us, row.slow_us))
     return row.what, rate, sized(round(row.bytes / row.seconds)), middle, slow
-
-
-@contextmanager
-def _scratch(directory: str) -> Iterator[str]:
-    """A directory for the measurement. It is removed at the end."""
-    path = os.path.join(os.path.abspath(directory), f".loglib-bench-{os.getpid()}.tmp")
-    REAL.make_directory(path, 0o600)
-    try:
-        yield path
-    finally:
-        REAL.remove_tree(path)

@@ -1,4 +1,4 @@
-"""Care: drop what the retention policy does not keep, check everything, and repair damage, alone or from copies."""
+"""Care: check everything, and repair damage, alone or from copies."""
 
 from __future__ import annotations
 
@@ -10,44 +10,15 @@ import click
 from ..copies.healing import HealReport
 from ..copies.healing import heal as heal_from
 from ..copies.scrub import Scrub
+from ..errors import LockedError
+from ..log.repair import RepairReport
 from ..log.verify import VerifyReport
-from ..retention import SegmentDecision
 from ..system.files import REAL
 from ..topic import Topic
 from ..transactions.repair_store import is_store, verify_store
 from ..transactions.repair_store import repair as repair_path
-from .arguments import DIRECTORY, TOPIC, as_json, confirmed, dry_run, stores_of, topic_paths, yes
-from .output import DAMAGED, age, bar, listed_facts, note, print_each, print_json, sized
-
-__all__ = ["heal", "repair", "retain", "scrub", "verify"]
-
-
-@click.command()
-@click.argument("topic", type=TOPIC)
-@click.option("--dry-run", is_flag=True, help="Only print each segment, and why it would be dropped or kept.")
-@yes
-@as_json
-def retain(topic: str, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Drop the segments of a topic that its retention policy does not keep.
-
-    A service that writes the topic does this by itself. This command does it for partitions that nobody writes.
-    """
-    with Topic.open(topic, create=False, **({"mode": "r"} if dry_run else {"shared": True})) as opened:
-        decisions = opened.retain(dry_run=True)
-        dropped = [each for each in decisions if each.drop]
-        if not dry_run and dropped:
-            total = sized(sum(each.size_bytes for each in dropped))
-            confirmed(f"Drop {len(dropped)} segments of {topic}, {total}?", yes=yes)
-            decisions = opened.retain()
-    names = [">partition", ">from", ">size", ">sealed for", "decision", "reason"]
-    print_each(decisions, SegmentDecision._asdict, _decision_row, names, as_json=as_json)
-    if dry_run and not as_json:
-        note("nothing was dropped")
-
-
-def _decision_row(each: SegmentDecision) -> tuple[object, ...]:
-    decision = "drop" if each.drop else "keep"
-    return each.partition, each.base_offset, sized(each.size_bytes), age(each.age_us), decision, each.reason
+from .arguments import DIRECTORY, as_json, confirmed, dry_run, rate_option, stores_of, topic_paths, yes
+from .output import DAMAGED, bar, listed_facts, note, print_json, refused, sized
 
 
 @click.command()
@@ -56,8 +27,9 @@ def _decision_row(each: SegmentDecision) -> tuple[object, ...]:
 def verify(topics: tuple[str, ...], as_json: bool) -> int:
     """Read and check all of a topic: every header, batch and link. Exit code 1 if anything is damaged or missing.
 
-    It changes nothing, and may run beside a writer. Gaps that a repair has declared count as missing. The store of
-    transactions, `.transactions`, is checked with the topics of its directory, or alone.
+    It changes nothing, and may run beside a writer. Gaps that a repair has declared count as missing, until
+    `loglib repair --accept` accepts their loss. The store of transactions, `.transactions`, is checked with the topics
+    of its directory, or alone.
     """
     damaged = False
     for path in [each for one in topics for each in stores_of(one)]:
@@ -71,7 +43,7 @@ def verify(topics: tuple[str, ...], as_json: bool) -> int:
     for path in [each for one in topics if not is_store(REAL, one) for each in topic_paths(one)]:
         with Topic.open(path, mode="r") as topic, bar(path) as progress:
             report = topic.verify(progress=progress)
-        damaged |= bool(report.damage or report.gaps)
+        damaged |= not report.is_whole
         if as_json:
             print_json({"topic": path, **_verified_facts(report)})
         else:
@@ -82,6 +54,7 @@ def verify(topics: tuple[str, ...], as_json: bool) -> int:
 def _print_verified(path: str, report: VerifyReport) -> None:
     whole = f"{report.records:,} records in {report.batches:,} batches, {sized(report.bytes)}"
     gaps = f", {len(report.gaps)} declared gap{'s' * (len(report.gaps) > 1)}" if report.gaps else ""
+    gaps += f" ({len(report.accepted)} accepted)" if report.accepted else ""
     click.echo(f"{path}: {whole} in {report.segments:,} segments: {len(report.damage) or 'no'} damage{gaps}")
     _print_lines((*report.damage, *report.gaps))
 
@@ -92,29 +65,31 @@ def _print_lines(found: Iterable[object]) -> None:
 
 
 def _verified_facts(report: VerifyReport) -> dict[str, Any]:
-    return report._asdict() | {"damage": listed_facts(report.damage), "gaps": listed_facts(report.gaps)}
+    lists = {name: listed_facts(getattr(report, name)) for name in ("damage", "gaps", "accepted")}
+    return report._asdict() | lists
 
 
 @click.command()
 @click.argument("topic", type=DIRECTORY)
+@click.option("--accept", is_flag=True, help="Also accept the loss of all gaps: they are listed, and end `verify`, "
+              "`scrub` and `heal` with exit code 0 from now on.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only print what would be done. Exit code 1 if anything is to be done.")
 @yes
 @as_json
-def repair(topic: str, dry_run: bool, yes: bool, as_json: bool) -> int:
+def repair(topic: str, accept: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Repair a damaged topic, so that it opens and is read past the damage. TOPIC may be a store of transactions.
 
     What cannot be read is declared as a gap: readers skip it and report it. Damaged bytes stay, and bytes that must be
-    overwritten or cut are copied first. Stop the topic's writer before, unless only sealed segments are damaged.
+    overwritten or cut are copied first. Stop the topic's writer before, unless only sealed segments are damaged; else
+    its partitions are left out, with exit code 3.
     """
-    with bar(topic) as progress:
-        report = repair_path(topic, dry_run=dry_run or not yes, progress=progress)
+    report, held = _repaired(topic, dry_run=dry_run or not yes, accept=accept)
     if report.repairs and not dry_run and not yes:
         lost = f"declare {sized(report.lost_bytes)} as lost" if report.lost_bytes else "lose nothing"
         if not as_json:
             _print_all(topic, report.repairs, "repair")
         confirmed(f"Do these {len(report.repairs)} repairs of {topic}, and {lost}?", yes=False)
-        with bar(topic) as progress:
-            report = repair_path(topic, progress=progress)
+        report, held = _repaired(topic, dry_run=False, accept=accept)
     if as_json:
         verified = _verified_facts(report.verified)
         print_json({"topic": topic, "repairs": listed_facts(report.repairs), "verified": verified})
@@ -122,7 +97,20 @@ def repair(topic: str, dry_run: bool, yes: bool, as_json: bool) -> int:
         _print_all(topic, report.repairs, "repair")
     if dry_run and report.repairs:
         note("nothing was changed")
-    return DAMAGED if report.verified.damage else 0
+    left = report.repairs if dry_run else report.verified.damage
+    return refused(topic, held) or (DAMAGED if left else 0)
+
+
+def _repaired(topic: str, *, dry_run: bool, accept: bool) -> tuple[RepairReport, dict[int, str]]:
+    """Repair a topic. Returns the report, and who holds the partitions that could not be repaired, by number."""
+    try:
+        with bar(topic) as progress:
+            return repair_path(topic, dry_run=dry_run, accept=accept, progress=progress), {}
+    except LockedError as error:
+        facts = vars(error)
+        if "report" not in facts:  # the whole topic, or its store
+            raise
+        return facts["report"], facts["holders"]
 
 
 def _print_all(path: str, done: Iterable[object], verb: str) -> None:
@@ -150,19 +138,19 @@ def heal(topic: str, donors: tuple[str, ...], dry_run: bool, as_json: bool) -> i
         _print_all(topic, (*report.healed, *report.unhealed), "heal")
     if dry_run and report.healed:
         note("nothing was changed")
-    damaged = report.unhealed if dry_run else report.unhealed or report.verified.damage or report.verified.gaps
+    damaged = bool(report.not_accepted) or not (dry_run or report.verified.is_whole)
     return DAMAGED if damaged else 0
 
 
 @click.command()
 @click.argument("topic", type=DIRECTORY)
-@click.option("--rate", type=float, metavar="MB/S", help="Read at most this many megabytes per second.")
+@rate_option("--rate", help="Read at most this many megabytes per second.")
 @click.option("--donor", "donors", type=DIRECTORY, multiple=True, help="Heal from this copy; may be repeated.")
 @as_json
-def scrub(topic: str, rate: float | None, donors: tuple[str, ...], as_json: bool) -> int:
+def scrub(topic: str, bytes_per_second: float | None, donors: tuple[str, ...], as_json: bool) -> int:
     """Read and check all of a topic at a limited rate, and heal it from other copies. Exit code 1 if damage stays."""
-    with Scrub(topic, bytes_per_second=None if rate is None else rate * 1e6, donors=donors) as made:
-        report = made.run()
+    with Scrub(topic, bytes_per_second=bytes_per_second, donors=donors) as made, bar(topic) as progress:
+        report = made.run(progress=progress)
     if as_json:
         healing = None if report.healing is None else _healed_facts(report.healing)
         print_json({"topic": topic, "found": _verified_facts(report.found), "healing": healing})

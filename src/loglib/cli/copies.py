@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from typing import Any
 
 import click
 
+from ..config.quantities import parse_duration
 from ..copies.credentials import CopyCredentials, SourceCredentials
 from ..copies.mirror_server import serve_mirror
 from ..copies.mirrors import Mirror, MirrorReport
@@ -24,11 +24,10 @@ from ..copies.promotion import promote as make_leader
 from ..copies.remote_source import TIMEOUT_S
 from ..copies.snapshots import snapshot as take_snapshot
 from ..errors import BrokenStreamError, LogError, UntrustedPeerError
+from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
-from .arguments import DIRECTORY, DURATION, TOPIC, Parsed, add_options, as_json
-from .output import note, print_json, sized
-
-__all__ = ["mirror", "promote", "receive", "serve", "serve_all", "snapshot"]
+from .arguments import ADDRESS, DIRECTORY, TOPIC, Parsed, add_options, as_json, rate_option
+from .output import bar, note, print_json, sized
 
 
 @click.command()
@@ -53,11 +52,11 @@ def snapshot(topic: str, to: str, no_links: bool, as_json: bool) -> None:
 
 _mirror_options = add_options(
     click.option("--follow", is_flag=True, help="Keep the copy up to date, until Ctrl-C."),
-    click.option("--restart", is_flag=True, help="Copy again from the start if retention has dropped records that the "
-                 "copy does not have."),
+    click.option("--restart", "on_divergence", flag_value="restart", default="raise",
+                 help="Copy again from the start if retention has dropped records that the copy does not have."),
     click.option("--demote", is_flag=True, help="Let TO follow the source although a forced promotion has made it a "
                  "topic of its own."),
-    click.option("--limit", type=float, metavar="MB/S", help="Copy at most this many megabytes per second."),
+    rate_option("--limit", help="Copy at most this many megabytes per second."),
     as_json,
 )  # fmt: skip
 
@@ -71,20 +70,16 @@ def mirror(topic: str, to: str, follow: bool, as_json: bool, **options: Any) -> 
 
     Damage is not copied: it stops the mirror. `loglib promote` lets the copy take the topic's place.
     """
-    report = _run(Mirror(topic, to, **_mirror_arguments(**options)), topic, to, follow=follow)
+    report = _run(Mirror(topic, to, **options), topic, to, follow=follow)
     _print_report(report, as_json=as_json)
-
-
-def _mirror_arguments(*, restart: bool, demote: bool, limit: float | None) -> dict[str, Any]:
-    speed = None if limit is None else limit * 1e6
-    return {"on_divergence": "restart" if restart else "raise", "demote": demote, "bytes_per_second": speed}
 
 
 def _run(made: Mirror, source: str, to: str, *, follow: bool) -> MirrorReport:
     """Copy, and follow the source until Ctrl-C if that is asked for."""
     with made:
         try:
-            made.copy()
+            with bar(to) as progress:
+                made.copy(progress=progress)
             if follow:
                 note(f"{to}: up to {source}; following")
                 made.follow()
@@ -120,15 +115,9 @@ _STANDARD = (0, 1)  # standard input and output
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is no address; write HOST:PORT, such as 10.0.0.5:9900 or [::1]:9900")
-    return host.strip("[]"), int(port)
-
-
-_ADDRESS, _FILE = Parsed("host:port", _address), click.Path(dir_okay=False)
-_timeout = click.option("--timeout", type=DURATION, default=timedelta(seconds=TIMEOUT_S),
+_FILE = click.Path(dir_okay=False)
+_SECONDS = Parsed("duration", lambda text: parse_duration(text).total_seconds())
+_timeout = click.option("--timeout", "timeout_s", type=_SECONDS, default=TIMEOUT_S,
                         help=f"Give up the other end after this time of silence.  [default: {TIMEOUT_S:g}s]")
 _shared_key = click.option("--shared-key", type=_FILE, help="The file with the key that both ends have.")
 _open = click.option("--open", "is_open", is_flag=True, help="Allow other hosts without TLS and a key.")
@@ -165,7 +154,7 @@ def _check_options(where: str, address: object, files: dict[str, str | None], *,
 
 @click.command()
 @click.argument("topic", type=TOPIC)
-@click.option("--listen", type=_ADDRESS, help="Accept TCP connections at this address.")
+@click.option("--listen", type=ADDRESS, help="Accept TCP connections at this address.")
 @click.option("--certificate", type=_FILE, help="A PEM file with the certificate of this host.")
 @click.option("--private-key", type=_FILE, help="A PEM file with its private key.  [default: in --certificate]")
 @_shared_key
@@ -175,7 +164,7 @@ def _check_options(where: str, address: object, files: dict[str, str | None], *,
 @_timeout
 def serve(
     topic: str, listen: tuple[str, int] | None, certificate: str | None, private_key: str | None,
-    shared_key: str | None, is_open: bool, mirrors: int, timeout: timedelta,
+    shared_key: str | None, is_open: bool, mirrors: int, timeout_s: float,
 ) -> None:  # fmt: skip
     """Let mirrors on other hosts copy a topic: the other end of `loglib receive`.
 
@@ -185,13 +174,12 @@ def serve(
     With --listen it serves each mirror that proves by TLS that it has the shared key. Without --certificate and
     --shared-key, everyone who connects may read all of the topic: so only on this host (127.0.0.1), or with --open.
     """
-    seconds = timeout.total_seconds()
     files = {"--certificate": certificate, "--shared-key": shared_key}
     _check_options("--listen", listen, files, is_open=is_open)
     if private_key is not None and certificate is None:
         raise click.UsageError("--private-key without --certificate")
     if listen is None:
-        serve_mirror(topic, _STANDARD, timeout=seconds)
+        serve_mirror(topic, _STANDARD, timeout=timeout_s)
         return
     credentials = None
     if certificate is not None and shared_key is not None:
@@ -204,17 +192,17 @@ def serve(
         )
     with socket.create_server(place, family=family) as listener:
         note(f"serving {topic} on port {listener.getsockname()[1]}")
-        serve_all(listener, topic, most=mirrors, timeout_s=seconds, credentials=credentials)
+        serve_all(listener, topic, most=mirrors, timeout_s=timeout_s, credentials=credentials)
 
 
 _HELLO_S = 10.0  # a mirror sends its first bytes when it connects
 _FULL_S = 0.2  # until a connection is accepted again, when there are no descriptors
 _MOST_STRANGERS = 64  # connections that have not yet proved that they have the key
-_MOST_STRANGERS_OF_ONE = 8  # from one address, so that one host does not take all places
+_MOST_STRANGERS_OF_ONE = 8  # from one address, so that one host does not take all slots
 _LISTENER_ENDS = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
 
 
-class _Places(NotCopyable):
+class _Slots(NotCopyable):
     """Counts connections, up to `most` in total and `most_of_one` from one address.
 
     Threads: safe for all.
@@ -226,7 +214,7 @@ class _Places(NotCopyable):
         self._taken: Counter[str] = Counter()  # by address
 
     def take(self, who: str) -> bool:
-        """Count one more connection from this address; False if there is no place."""
+        """Count one more connection from this address; False if there is no slot."""
         with self._lock:
             is_free = self._taken.total() < self._most and self._taken[who] < self._most_of_one
             self._taken[who] += is_free
@@ -247,7 +235,7 @@ def serve_all(
     With `credentials`, a mirror must first prove that it has the key; until then it does not count. A connection that
     cannot be accepted, because there are no more descriptors, waits until one is free.
     """
-    mirrors, strangers = _Places(most, most), _Places(_MOST_STRANGERS, _MOST_STRANGERS_OF_ONE)
+    mirrors, strangers = _Slots(most, most), _Slots(_MOST_STRANGERS, _MOST_STRANGERS_OF_ONE)
     entry, is_reported = mirrors if credentials is None else strangers, False
     while True:
         try:
@@ -278,7 +266,7 @@ def serve_all(
 
 
 def _serve(
-    topic: str, connection: socket.socket, who: str, timeout_s: float, mirrors: _Places, strangers: _Places,
+    topic: str, connection: socket.socket, who: str, timeout_s: float, mirrors: _Slots, strangers: _Slots,
     credentials: SourceCredentials | None,
 ) -> None:  # fmt: skip
     """Serve one mirror. An error ends its connection, and no other."""
@@ -311,7 +299,7 @@ def _serve(
 @click.command()
 @click.argument("to", type=DIRECTORY)
 @click.option("--through", metavar="COMMAND", help='Runs the other end, such as "ssh HOST loglib serve TOPIC".')
-@click.option("--connect", type=_ADDRESS, help="The address of `loglib serve --listen`.")
+@click.option("--connect", type=ADDRESS, help="The address of `loglib serve --listen`.")
 @_shared_key
 @click.option("--authority", type=_FILE,
               help="A PEM file with the certificates that are trusted.  [default: those of the system]")
@@ -320,13 +308,13 @@ def _serve(
 @_mirror_options
 def receive(
     to: str, through: str | None, connect: tuple[str, int] | None, shared_key: str | None, authority: str | None,
-    is_open: bool, follow: bool, timeout: timedelta, as_json: bool, **options: Any,
+    is_open: bool, follow: bool, timeout_s: float, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Copy a topic from another host, or update an earlier copy: `loglib mirror` over a stream.
 
     Without --through and --connect the stream is standard input and output. If another stream breaks, --follow opens a
-    new one. With --connect the source must prove its
-    identity: give --shared-key. Without a key, only a source on this host (127.0.0.1) is accepted, or any with --open.
+    new one. With --connect the source must prove its identity: give --shared-key. Without a key, only a source on this
+    host (127.0.0.1) is accepted, or any with --open.
     """
     _check_options("--connect", connect, {"--shared-key": shared_key}, is_open=is_open)
     if authority is not None and shared_key is None:
@@ -335,19 +323,18 @@ def receive(
         raise click.UsageError("give --through or --connect, not both")
     credentials = None if shared_key is None else CopyCredentials(shared_key=shared_key, authority=authority)
     is_standard = through is None and connect is None
-    arguments = _mirror_arguments(**options) | {"timeout": timeout.total_seconds()}
     pause_s = _FIRST_PAUSE_S
     while True:
-        began = time.monotonic()
+        began = monotonic()
         try:
-            with _stream(through, connect, timeout.total_seconds(), credentials, is_open=is_open) as stream:
-                made = Mirror.over(stream, to, **arguments)
+            with _stream(through, connect, timeout_s, credentials, is_open=is_open) as stream:
+                made = Mirror.over(stream, to, timeout=timeout_s, **options)
                 report = _run(made, made.source, to, follow=follow)
             break
         except (BrokenStreamError, ConnectionError) as error:
             if not follow or is_standard:
                 raise
-            if time.monotonic() - began > pause_s:  # the stream worked for a while
+            if monotonic() - began > pause_s:  # the stream worked for a while
                 pause_s = _FIRST_PAUSE_S
             note(f"{error}; trying again in {pause_s:g} s")
             time.sleep(pause_s)
@@ -387,7 +374,7 @@ def _connection(address: tuple[str, int], timeout_s: float, *, anywhere: bool) -
             'stream (--through "ssh ..."), or give --open'
         )
     failure: OSError | None = None
-    for family, place in places:
+    for family, place in places:  # whole, with the interface of a link-local address
         connection = socket.socket(family)
         try:
             connection.settimeout(timeout_s)

@@ -26,8 +26,6 @@ from ..topic import Topic
 from .arguments import TOPIC, as_json
 from .output import DAMAGED, print_json, record_facts, safe, sized, when
 
-__all__ = ["dump"]
-
 _FLAGS = {
     KEYS: "KEYS", NULL_VALUES: "NULL_VALUES", NULL_KEYS: "NULL_KEYS", TIMESTAMPS: "TIMESTAMPS", HEADERS: "HEADERS",
     SHARED_HEADERS: "SHARED_HEADERS",

@@ -1,20 +1,24 @@
-"""Groups: consumer groups from outside: members, lag, resets."""
+"""Groups: consumer groups from outside: members, lag, resets, evictions."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import click
 
-from ..errors import GroupElsewhereError
-from ..groups import GroupInfo
+from ..errors import GroupBusyError, GroupElsewhereError, LogError
+from ..groups import GroupInfo, several_topics
+from ..groups.directory import GROUPS, stored_groups
+from ..log import catalog
+from ..log.lag import total_lag
+from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, START, TOPIC, as_json, confirmed, dry_run, topic_paths, yes
 from .output import age, is_terminal, note, print_each, sized
-
-__all__ = ["groups", "lag", "reset"]
 
 
 def _groups(
@@ -44,11 +48,10 @@ def groups(topic: str, as_json: bool) -> None:
 
 
 def _group_facts(topic: Topic, info: GroupInfo) -> dict[str, Any]:
-    lags = info.lag.values()
-    seconds = max((each.seconds for each in lags), default=0.0)
+    lag = total_lag(info.lag.values())
     return {
         "topic": topic.name, "group": info.name, "members": sorted(info.members),
-        "lag_bytes": sum(each.bytes for each in lags), "lag_seconds": seconds,
+        "lag_bytes": lag.bytes, "lag_seconds": lag.seconds,
     }  # fmt: skip
 
 
@@ -111,12 +114,15 @@ def _print_lags(rows: list[dict[str, Any]], *, count: bool, as_json: bool) -> No
 @click.argument("topic", type=TOPIC)
 @click.argument("group")
 @click.option("--to", "start", type=START, required=True, help="begin, end, a time, an age, or PARTITION:OFFSET.")
+@click.option("--create", is_flag=True, help="Create the group if it does not exist.")
 @dry_run
 @yes
 @as_json
-def reset(topic: str, group: str, start: Any, dry_run: bool, yes: bool, as_json: bool) -> None:
+def reset(topic: str, group: str, start: Any, create: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Move the commits of a group that has no members."""
     with Topic.open(topic, mode="r") as opened:
+        if not create:
+            opened.group_info(group)  # raises an error with the names of the groups, if there is no such group
         moves = opened.reset_group(group, start, dry_run=True)
         if not dry_run:
             confirmed(f"Move {group} in {len(moves)} partitions of {topic}?", yes=yes)
@@ -132,3 +138,68 @@ def reset(topic: str, group: str, start: Any, dry_run: bool, yes: bool, as_json:
 
 def _move_row(facts: dict[str, Any]) -> tuple[object, ...]:
     return facts["partition"], "-" if facts["before"] is None else facts["before"], facts["after"]
+
+
+@click.command("delete-group")
+@click.argument("topic", type=TOPIC)
+@click.argument("group")
+@dry_run
+@yes
+def delete_group(topic: str, group: str, dry_run: bool, yes: bool) -> None:
+    """Delete a group that has no members, with its commits, also if it reads other topics of this directory, too."""
+    with ExitStack() as opened:
+        first = opened.enter_context(Topic.open(topic, mode="r"))
+        info = first.group_info(group)
+        if info.members:
+            raise GroupBusyError(group, list(info.members))
+        others = list(_others_of(first, group, opened))
+        also = f", which also reads {', '.join(each.name for each in others)}" if others else ""
+        what = f"group {group} of {topic}{also}, with its commits in {len(info.committed)} partitions"
+        if dry_run:
+            note(f"would delete {what}")
+            return
+        confirmed(f"Delete {what}?", yes=yes)
+        several_topics.delete_group([first, *others], group)
+    note(f"deleted group {group}")
+
+
+def _others_of(first: Topic, group: str, opened: ExitStack) -> Iterator[Topic]:
+    """The other topics beside this one that say that the group is stored with it. `opened` closes them."""
+    parent = os.path.dirname(first.path)
+    for name in catalog.names(REAL, parent):
+        if name != first.name and group in stored_groups(REAL, os.path.join(parent, name, GROUPS)):
+            other = opened.enter_context(Topic.open(os.path.join(parent, name), mode="r"))
+            try:
+                other.group_info(group)
+            except GroupElsewhereError as error:
+                if error.topic == first.name:
+                    yield other
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("group")
+@click.argument("member")
+@dry_run
+@yes
+@as_json
+def evict(topic: str, group: str, member: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Take its partitions away from a member of a group that hangs. The others claim them immediately.
+
+    `loglib lag` shows which member owns which partition. The evicted member gets an error when it next asks for
+    records or commits; what it had not committed is read again.
+    """
+    with Topic.open(topic, mode="r") as opened:
+        info = opened.group_info(group)
+        owned = [number for number, owner in info.owners.items() if owner == member]
+        if member not in info.members and not owned:
+            raise LogError(f"group {group} has no member {member}; its members: {', '.join(info.members) or 'none'}")
+        if not dry_run:
+            confirmed(f"Evict {member}, which owns {len(owned)} partitions of {topic}?", yes=yes)
+            taken = several_topics.evict_member([opened], group, member)
+    if dry_run:
+        taken = [(opened.name, number) for number in sorted(owned)]
+    facts = [{"topic": name, "partition": number, "done": not dry_run} for name, number in taken]
+    print_each(facts, dict, lambda each: (each["topic"], each["partition"]), ["topic", ">partition"], as_json=as_json)
+    if not as_json:
+        note("nothing was changed" if dry_run else f"evicted {member}")

@@ -13,14 +13,13 @@ the year. These are chosen by a rule, and `assumed` reports that.
 from __future__ import annotations
 
 import re
+from calendar import isleap
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ..config.times import to_datetime
-
-__all__ = ["LineTimes", "parse_zone"]
 
 _UNITS = {"s": 6, "ms": 3, "us": 0, "ns": -3}  # as powers of ten, in microseconds
 _UNIT_OF_DIGITS = {9: "s", 10: "s", 13: "ms", 16: "us", 19: "ns"}
@@ -241,7 +240,7 @@ class LineTimes:
             return None
         latest = self._latest_year(before, min(changed, self._now())) - years
         years_back = range(latest, latest - _YEARS_BACK, -1)
-        return next((year for year in years_back if all(_is_leap(year + each) for each in leaps)), latest)
+        return next((year for year in years_back if all(isleap(year + each) for each in leaps)), latest)
 
 
 def _years_later(before: datetime | None, time: datetime) -> int:
@@ -250,10 +249,6 @@ def _years_later(before: datetime | None, time: datetime) -> int:
         return 0
     there = time.replace(tzinfo=before.tzinfo) - before
     return 1 if there < -_LATE else -1 if there > timedelta(days=366) - _LATE else 0
-
-
-def _is_leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
 
 
 def _since_1970(text: str, unit: str) -> datetime:

@@ -13,7 +13,7 @@ import os
 import select
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -21,10 +21,9 @@ import click
 
 from ..errors import LogError
 from ..system.files import REAL
+from ..system.system_calls import nameless_file
 from .signals import Held
 from .streams import INPUT, why
-
-__all__ = ["BOM", "STEP_BYTES", "LineSource", "LongLines", "Portion", "TooLongLine"]
 
 LongLines = Literal["stop", "skip", "split"]
 
@@ -43,11 +42,11 @@ class Portion(NamedTuple):
     ends: Sequence[int]  # the place after each line and its end
 
 
-class TooLongLine(LogError):
-    """A line is longer than a record may be."""
+class RefusedLine(LogError):
+    """A line cannot be appended, and the options say to stop there."""
 
-    def __init__(self, number: int, limit_bytes: int) -> None:
-        super().__init__(f"it has more than {limit_bytes:,} bytes, the longest allowed line")
+    def __init__(self, number: int, why: str, options: str) -> None:
+        super().__init__(f"{why}; use {options} to continue")
         self.number = number
 
 
@@ -114,21 +113,20 @@ class LineSource:
     ) -> Iterator[Portion]:
         """The lines from the place `start` on, at which a line begins.
 
-        A line above the limit ends the reading (`TooLongLine`), is skipped, or is split into pieces of the limit. An
+        A line above the limit ends the reading (`RefusedLine`), is skipped, or is split into pieces of the limit. An
         earlier reading has decided about lines that begin before `known_end`. `LogError` if the file is cut while it is
         read.
         """
         self._long, self._known_end = long_lines, known_end
         self.skipped = 0  # lines that were too long
         self.has_open_end = False  # True if the last line had no end yet, and was left
-        self._place = start  # of the next byte to read
+        self._place = start  # of the next byte to read, and in `_cut` of the next one to cut
         self._number = 1  # of the line that is being read
         self._rest: list[bytes] = []  # the parts of that line that were read
         self._rest_bytes = 0
         self._skipping = False  # True in a line that was too long
         while data := self._read():
             yield from self._cut(data)
-            self._place += len(data)
         if self.is_file:
             if self._held.number is not None:
                 return
@@ -160,65 +158,78 @@ class LineSource:
 
     def _cut(self, data: bytes) -> Iterator[Portion]:
         """Yield the lines that end in this data, and keep the rest."""
-        first, *others = data.split(self._end)
-        if not others:
-            yield from self._keep(first, self._place)
-            return
-        place = self._place  # of what follows
-        if self._rest or self._skipping:
-            yield from self._keep(first, place)
-            place += len(first) + 1
-            yield from self._kept(place)
-        else:
-            others.insert(0, first)
-        rest = others.pop()
-        yield from self._whole(others, place)
-        yield from self._keep(rest, self._place + len(data) - len(rest))
-
-    def _whole(self, lines: list[bytes], place: int) -> Iterator[Portion]:
-        """Yield whole lines, the first of which begins at this place."""
+        *lines, rest = data.split(self._end)
+        if lines and (self._rest or self._skipping):
+            yield from self._ended(lines.pop(0))
         while lines:
-            long = len(lines)  # the number of lines that are not too long
+            fitting = len(lines)  # the number of lines before the first one that is too long
             if len(max(lines, key=len)) > self._limit:
-                long = next(at for at, line in enumerate(lines) if len(line) > self._limit)
-            if long:
-                ends = list(accumulate([len(line) + 1 for line in lines[:long]], initial=place))
-                yield Portion(lines[:long], self._number, place, ends[1:])
-                self._number += long
-                place = ends[-1]
-            for line in lines[long : long + 1]:
-                yield from self._keep(line, place)
-                place += len(line) + 1
-                yield from self._kept(place)
-            lines = lines[long + 1 :]
+                fitting = next(at for at, line in enumerate(lines) if len(line) > self._limit)
+            if fitting:
+                start, *ends = accumulate([len(line) + 1 for line in lines[:fitting]], initial=self._place)
+                yield Portion(lines[:fitting], self._number, start, ends)
+                self._number += fitting
+                self._place = ends[-1]
+            for line in lines[fitting : fitting + 1]:
+                yield from self._ended(line)
+            lines = lines[fitting + 1 :]
+        yield from self._keep(rest)
 
-    def _kept(self, end: int) -> Iterator[Portion]:
-        """Yield the line that was kept, and whose end is at this place."""
+    def _ended(self, last: bytes) -> Iterator[Portion]:
+        """Yield the line that was kept, with its last part."""
+        yield from self._keep(last)
+        self._place += 1  # the line's end
         if self._rest:
             line = b"".join(self._rest)
-            yield Portion([line], self._number, end - 1 - len(line), [end])
+            yield Portion([line], self._number, self._place - 1 - len(line), [self._place])
         self._number += 1
         self._rest, self._rest_bytes, self._skipping = [], 0, False
 
-    def _keep(self, part: bytes, place: int) -> Iterator[Portion]:
+    def _keep(self, part: bytes) -> Iterator[Portion]:
         """Keep a part of a line until the line's end is read. The pieces of a long line are yielded or dropped."""
+        is_known = self._place < self._known_end
+        self._place += len(part)
         if self._skipping or not part:
             return
         self._rest.append(part)
         self._rest_bytes += len(part)
         if self._rest_bytes <= self._limit:
             return
-        is_known = place < self._known_end
         if self._long == "stop" and not is_known:
-            raise TooLongLine(self._number, self._limit)
+            why = f"it has more than {self._limit:,} bytes, the longest allowed line"
+            raise RefusedLine(self._number, why, "--long-lines split or skip")
         if self._long != "split":
             self.skipped += not is_known
             self._skipping = True
             self._rest, self._rest_bytes = [], 0
             return
         line = b"".join(self._rest)
-        start, most = place + len(part) - len(line), (len(line) - 1) // self._limit * self._limit
+        start, most = self._place - len(line), (len(line) - 1) // self._limit * self._limit
         for at in range(0, most, self._limit):
             piece = line[at : at + self._limit]
             yield Portion([piece], self._number, start + at, [start + at + self._limit])
         self._rest, self._rest_bytes = [line[most:]], len(line) - most
+
+
+@contextmanager
+def whole_file(name: str, held: Held) -> Iterator[int]:
+    """A descriptor of a file, or of standard input, that can be read at any position.
+
+    What cannot, such as a pipe, is first copied to a file without a name. A signal ends that, since nothing is lost.
+    """
+    with ExitStack() as opened:
+        with held.loose():
+            fd = 0 if name == "-" else os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
+            if fd:
+                opened.callback(os.close, fd)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                fd = _copied(fd, opened.enter_context(REAL.closing(nameless_file())))
+        yield fd
+
+
+def _copied(source: int, to: int) -> int:
+    position = 0
+    while block := os.read(source, STEP_BYTES):
+        REAL.write_all(to, [block], position)
+        position += len(block)
+    return to

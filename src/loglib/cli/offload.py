@@ -14,8 +14,6 @@ from ..offload.tiering import tier as tier_topic
 from .arguments import DIRECTORY, SIZE, TOPIC, add_options, as_json, roll_all
 from .output import bar, note, print_each, sized, when
 
-__all__ = ["archive", "tier"]
-
 _topic_and_roll = add_options(
     click.argument("topic", type=TOPIC),
     click.option("--roll", is_flag=True, help="Seal the open segments first, so that every record is included."),
@@ -26,11 +24,11 @@ _topic_and_roll = add_options(
 @_topic_and_roll
 @click.argument("to", type=DIRECTORY)
 @click.option("--file-bytes", type=SIZE, default="512MiB", show_default=True, help="Least bytes of log per file.")
-@click.option("--skip-gaps", is_flag=True, help="Skip damage, and records that retention dropped before they were "
-              "archived.")  # fmt: skip
+@click.option("--skip-gaps", "on_damage", flag_value="skip", default="raise", help="Skip damage, and records that "
+              "retention dropped before they were archived.")  # fmt: skip
 @click.option("--delta", is_flag=True, help="Also make TO a Delta table of the same files; needs the extra [delta].")
 @as_json
-def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, delta: bool, as_json: bool) -> None:
+def archive(topic: str, to: str, roll: bool, as_json: bool, **options: Any) -> None:
     """Write the sealed segments of a topic as Parquet files to TO, a directory or s3://bucket/key.
 
     It continues where the last call ended, and may run beside a writer. Each file is read back and compared with the
@@ -39,9 +37,7 @@ def archive(topic: str, to: str, roll: bool, file_bytes: int, skip_gaps: bool, d
     if roll:
         roll_all(topic)
     with bar(topic) as progress:
-        made = archive_topic(
-            topic, to, file_bytes=file_bytes, on_damage="skip" if skip_gaps else "raise", progress=progress, delta=delta
-        )
+        made = archive_topic(topic, to, progress=progress, **options)
 
     def facts(each: ArchivedPartition) -> dict[str, Any]:
         return {"version": made.version, **each._asdict(), "files": [file._asdict() for file in each.files]}

@@ -12,7 +12,8 @@ import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any, TypeVar
 
 import click
@@ -20,20 +21,21 @@ import click
 from ..config.times import to_datetime
 from ..format.display import sized
 from ..format.record import Record
-from .streams import say
+from ..system.clock import monotonic
+from .streams import note
 
 __all__ = [
-    "DAMAGED", "age", "bar", "is_terminal", "json_line", "listed_facts", "note", "print_each", "print_json",
-    "print_table", "record_facts", "safe", "sized", "when",
+    "DAMAGED", "FAILED", "Progress", "age", "bar", "bytes_fact", "is_terminal", "json_line", "listed_facts", "note",
+    "print_each", "print_json", "print_rows", "print_table", "record_facts", "refused", "safe", "sized", "when",
 ]  # fmt: skip
 
 T = TypeVar("T")
+Progress = Callable[[int, int], object]  # called with the bytes that are done, and with all
 
 DAMAGED = 1  # the exit code for damage, gaps and counts that do not add up
+FAILED = 3  # the exit code for what could not be done
 
-# Control, format (such as those that reverse the direction of writing), surrogate, private and unassigned characters,
-# and the separators of lines and paragraphs.
-_UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_BAR_AFTER_S = 1.0  # of work
 _UNITS = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s"), (1_000, "ms"))
 
 
@@ -54,10 +56,10 @@ def _safe_character(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
-    if unicodedata.category(character) not in _UNSAFE:
+    if character.isprintable() or unicodedata.category(character) == "Zs":  # a space of any width
         return character
-    short = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-    return short.get(character) or character.encode("unicode_escape").decode()
+    # A control character, one that reverses the direction of writing, a separator of lines, or an unassigned one.
+    return character.encode("unicode_escape").decode()
 
 
 def when(timestamp_us: int | None) -> str:
@@ -84,11 +86,6 @@ def age(duration_us: float | None) -> str:
     return f"{rest}us" if rest else "0s"
 
 
-def note(text: str) -> None:
-    """Print a message for a person, on standard error: it is not data."""
-    say(text)
-
-
 def json_line(facts: Mapping[str, Any]) -> str:
     """The facts as a JSON object. On a terminal, characters that are not ASCII are escaped."""
     return json.dumps(facts, ensure_ascii=is_terminal(), default=str)
@@ -100,11 +97,18 @@ def print_json(facts: Mapping[str, Any]) -> None:
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table with a heading. A column whose name begins with `>` is aligned to the right."""
+    print_rows([name.upper() for name in names], rows, ())
+
+
+def print_rows(
+    names: Sequence[str], first: Iterable[Sequence[object]], more: Iterable[Sequence[object]]
+) -> None:
+    """Print a table whose first rows, together in memory, decide the widths of the columns."""
     right = [name.startswith(">") for name in names]
-    table = [[name.removeprefix(">").upper() for name in names]]
-    table += [[safe(str(cell)) for cell in row] for row in rows]
+    table = [[safe(name.removeprefix(">")) for name in names]]
+    table += [[safe(str(cell)) for cell in row] for row in first]
     widths = [max(len(row[column]) for row in table) for column in range(len(names))]
-    for row in table:
+    for row in chain(table, ([safe(str(cell)) for cell in row] for row in more)):
         cells = [
             cell.rjust(width) if at_right else cell.ljust(width)
             for cell, width, at_right in zip(row, widths, right, strict=True)
@@ -124,6 +128,13 @@ def print_each(
         print_table(names, map(row, found))
 
 
+def refused(path: str, held: Mapping[int, str]) -> int:
+    """Print which partitions of a topic other processes hold, by number. Returns the exit code: 0 if there are none."""
+    for number, holder in sorted(held.items()):
+        note(f"loglib: {path}: partition {number} was left out: {holder} has it")
+    return FAILED if held else 0
+
+
 def listed_facts(found: Iterable[Any]) -> list[dict[str, Any]]:
     """The facts of named tuples whose field `offsets` is a range; for JSON, which has no ranges, it is a list."""
     return [
@@ -136,14 +147,15 @@ def record_facts(record: Record) -> dict[str, Any]:
     """The facts of a record for JSON. Bytes are text if they are UTF-8; otherwise their name ends with `_base64`."""
     facts: dict[str, Any] = {
         "partition": record.partition, "offset": record.offset, "timestamp_us": record.timestamp,
-        **_bytes_fact("key", record.key), **_bytes_fact("value", record.value),
+        **bytes_fact("key", record.key), **bytes_fact("value", record.value),
     }  # fmt: skip
     if record.headers:
-        facts["headers"] = [{"name": name, **_bytes_fact("value", value)} for name, value in record.headers]
+        facts["headers"] = [{"name": name, **bytes_fact("value", value)} for name, value in record.headers]
     return facts
 
 
-def _bytes_fact(name: str, data: bytes | None) -> dict[str, str | None]:
+def bytes_fact(name: str, data: bytes | None) -> dict[str, str | None]:
+    """The bytes as a fact for JSON: text, or base64 under a name that says it."""
     if data is None:
         return {name: None}
     try:
@@ -153,16 +165,36 @@ def _bytes_fact(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Callable[[int, int], object] | None]:
-    """Draw a progress bar of bytes, with their rate and the time left. None if standard error is no terminal."""
+def bar(what: str) -> Iterator[Progress | None]:
+    """Draw a progress bar of bytes, with their rate and the time left, if the work takes more than a second.
+
+    None if standard error is no terminal.
+    """
     if not sys.stderr.isatty():
         yield None
         return
+    began = monotonic()
+    with ExitStack() as drawn:
+        draw: list[Progress] = []  # when the bar is there
+
+        def progress(done: int, total: int) -> None:
+            if not draw:
+                if monotonic() - began < _BAR_AFTER_S:
+                    return
+                draw.append(drawn.enter_context(_bar(what)))
+            draw[0](done, total)
+
+        yield progress
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     text = TextColumn("{task.description}", markup=False)
-    with Progress(text, *columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(safe(what), total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    with Bar(text, *columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(safe(what), total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

@@ -15,10 +15,10 @@ import click
 
 from ..config.policies import TopicConfig
 from ..config.quantities import microseconds
+from ..retention import SegmentDecision
+from ..topic import Topic
 from .arguments import DURATION, NAMES, SIZE, Command, add_options
 from .output import age
-
-__all__ = ["changed", "described", "policy_options"]
 
 
 class _OrNone(click.ParamType[Any]):
@@ -81,13 +81,27 @@ def changed(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         value = None if value == "none" and each.name != "compression" else value
-        if each.part == "interval" and isinstance(value, timedelta):
-            value = value.total_seconds()
         if each.part is None:
             policies[each.name] = value
         else:
             parts.setdefault(each.name, {})[each.part] = value
     return policies | {name: replace(getattr(config, name), **of_one) for name, of_one in parts.items()}
+
+
+def differences(before: TopicConfig, after: TopicConfig) -> list[str]:
+    """A line for each option whose value differs: its name, the value before, and the value after."""
+    former = dict(described(before))
+    return [f"{name}: {former[name]} -> {value}" for name, value in described(after) if value != former[name]]
+
+
+def dropped_at_once(topic: Topic, config: TopicConfig) -> list[SegmentDecision]:
+    """The segments that retention would drop now by these policies, and keeps by the present ones.
+
+    The topic is open for reading. It explains its retention by `config` from now on.
+    """
+    due = {each.path for each in topic.retain(dry_run=True) if each.drop}
+    topic._retention.assign(config)  # noqa: SLF001
+    return [each for each in topic.retain(dry_run=True) if each.drop and each.path not in due]
 
 
 def described(config: TopicConfig) -> Iterator[tuple[str, str]]:

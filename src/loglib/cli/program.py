@@ -15,47 +15,91 @@ from importlib import import_module
 
 import click
 
+from ..config.extras import how_to_install
 from ..errors import CorruptLogError, LogError
+from ..system.failures import told
 from .signals import Ended
-from .streams import named, say
-
-__all__ = ["run"]
+from .streams import named, note
 
 _DAMAGED, _WRONG, _FAILED = 1, 2, 3
 _NO_READER = 128 + signal.SIGPIPE
 _CLICK = (click.ClickException, click.exceptions.Exit, click.Abort)
 _COMPLETE = "_LOGLIB_COMPLETE"
 
-# The module of each verb, and what the list of all verbs says of it, which so needs no module of a verb.
-_VERBS = {
-    "alter": ("topics", "Change the policies of a topic."),
-    "append": ("write", "Append the lines of files, or of standard input, as records."),
-    "archive": ("offload", "Write sealed segments as Parquet files."),
-    "audit": ("audit", "Compare what was produced, copied and consumed, by time window."),
-    "bench": ("bench", "Measure writing and reading on a disk."),
-    "cat": ("read", "Print the values of a topic, one per line."),
-    "completion": ("completion", "Print a script that completes commands in your shell."),
-    "create": ("topics", "Create a topic."),
-    "delete": ("topics", "Delete a topic with all its records and groups."),
-    "dump": ("dump", "Print the stored form of segments and batches."),
-    "groups": ("groups", "List consumer groups."),
-    "heal": ("care", "Replace damaged bytes of a topic with those of other copies."),
-    "info": ("topics", "Describe a topic: policies, partitions, times and groups."),
-    "lag": ("groups", "Show the lag of groups."),
-    "ls": ("topics", "List topics, or the segments of a topic."),
-    "mirror": ("copies", "Copy a topic, or update an earlier copy."),
-    "promote": ("copies", "Turn a copy into a topic that can be written."),
-    "receive": ("copies", "Copy a topic from another host, or update an earlier copy."),
-    "repair": ("care", "Repair a damaged topic, so that it can be opened and read."),
-    "reset": ("groups", "Move the commits of a group that has no members."),
-    "retain": ("care", "Drop the segments that the retention policy does not keep."),
-    "scrub": ("care", "Check a topic at a limited rate, and heal it from other copies."),
-    "serve": ("copies", "Let other hosts copy a topic: the other end of `loglib receive`."),
-    "snapshot": ("copies", "Copy the state of a topic at one moment."),
-    "tail": ("read", "Print the last records of a topic, and follow it."),
-    "tier": ("offload", "Upload sealed segments to a directory or an object store."),
-    "verify": ("care", "Check all of a topic: every header, batch and link."),
+# By what one wants to do: the module of each verb, and what the list of all verbs says of it, which so needs no module
+# of a verb.
+_PURPOSES = {
+    "Write and read records": {
+        "append": ("write", "Append the lines of files, or of standard input, as records."),
+        "cat": ("read", "Print the values of a topic, one per line."),
+        "tail": ("read", "Print the last records of a topic, and follow it."),
+        "sql": ("sql", "Query topics with SQL, by DuckDB."),
+        "consume": ("consume", "Read a topic as a member of a consumer group: print records, and commit them."),
+    },
+    "Make and change topics": {
+        "create": ("topics", "Create a topic."),
+        "alter": ("topics", "Change the policies of a topic."),
+        "rename": ("topics", "Give a topic another name. Its groups stay with it."),
+        "copy": ("duplicate", "Copy the records of a topic to a new one, also with other partitions or policies."),
+        "delete": ("topics", "Delete a topic with all its records and groups."),
+    },
+    "Look at topics and groups": {
+        "ls": ("topics", "List topics, or the segments of a topic."),
+        "info": ("topics", "Describe a topic: policies, partitions, times and groups."),
+        "groups": ("groups", "List consumer groups."),
+        "lag": ("groups", "Show the lag of groups."),
+        "ui": ("ui", "Show topics in a browser."),
+        "top": ("top", "Show how fast topics grow, and how late their groups are."),
+        "du": ("sizes", "Show how many bytes a topic takes, and for what."),
+    },
+    "Watch and measure": {
+        "check": ("check", "Compare topics with limits, for cron, Nagios and health probes."),
+        "exporter": ("exporter", "Serve the figures of topics for Prometheus."),
+        "audit": ("audit", "Compare what was produced, copied and consumed, by time window."),
+        "bench": ("bench", "Measure writing and reading on a disk."),
+    },
+    "Change consumer groups": {
+        "reset": ("groups", "Move the commits of a group that has no members."),
+        "evict": ("groups", "Take its partitions away from a member of a group that hangs."),
+        "delete-group": ("groups", "Delete a consumer group that has no members."),
+    },
+    "Drop or offload old records": {
+        "retain": ("upkeep", "Drop the segments that the retention policy does not keep."),
+        "delete-before": ("upkeep", "Drop the segments of a topic before an offset or a time."),
+        "seal": ("upkeep", "Seal the open segments of a topic."),
+        "archive": ("offload", "Write sealed segments as Parquet files."),
+        "tier": ("offload", "Upload sealed segments to a directory or an object store."),
+    },
+    "Copies, backups and other hosts": {
+        "snapshot": ("copies", "Copy the state of a topic at one moment."),
+        "mirror": ("copies", "Copy a topic, or update an earlier copy."),
+        "serve": ("copies", "Let other hosts copy a topic: the other end of `loglib receive`."),
+        "receive": ("copies", "Copy a topic from another host, or update an earlier copy."),
+        "promote": ("copies", "Turn a copy into a topic that can be written."),
+    },
+    "Find and mend damage": {
+        "verify": ("care", "Check all of a topic: every header, batch and link."),
+        "scrub": ("care", "Check a topic at a limited rate, and heal it from other copies."),
+        "heal": ("care", "Replace damaged bytes of a topic with those of other copies."),
+        "repair": ("care", "Repair a damaged topic, so that it can be opened and read."),
+        "dump": ("dump", "Print the stored form of segments and batches."),
+    },
+    "The shell": {
+        "completion": ("program", "Print a script that completes commands in your shell."),
+    },
 }
+_VERBS = {verb: facts for verbs in _PURPOSES.values() for verb, facts in verbs.items()}
+
+# The words of other tools, and the verb that does it here.
+_ELSEWHERE = {
+    "add-partitions": "alter --add-partitions", "backup": "snapshot", "copy-to": "copy", "consumer": "consume",
+    "consumer-groups": "groups", "cp": "copy", "describe": "info", "dump-log": "dump", "export": "cat --format",
+    "follow": "tail -f", "fsck": "verify", "get": "cat", "grep": "cat --grep", "head": "cat -n 10", "import": "append",
+    "insert": "append", "list": "ls", "mv": "rename", "produce": "append", "producer": "append", "publish": "append",
+    "query": "sql", "read": "cat", "replicate": "mirror", "rm": "delete", "send": "append", "show": "info",
+    "stats": "info", "status": "info", "subscribe": "tail -f", "topics": "ls", "watch": "tail -f", "write": "append",
+    "xadd": "append", "xinfo": "info", "xrange": "cat", "xread": "tail -f",
+}  # fmt: skip
 
 
 class _Verbs(click.Group):
@@ -68,12 +112,26 @@ class _Verbs(click.Group):
         if cmd_name not in _VERBS:
             return None
         module, _ = _VERBS[cmd_name]
-        command: click.Command = getattr(import_module(f".{module}", __package__), cmd_name)
+        command: click.Command = getattr(import_module(f".{module}", __package__), cmd_name.replace("-", "_"))
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand:
+            verb = args[0]
+            if verb.lower() in _ELSEWHERE:
+                message = f"No such command {verb!r}. Here it is `loglib {_ELSEWHERE[verb.lower()]}`."
+                raise click.UsageError(message, ctx) from None
+            raise click.exceptions.NoSuchCommand(verb, possibilities=_VERBS, ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, text) for verb, (_, text) in _VERBS.items()])
+        width = max(map(len, _VERBS))
+        for purpose, verbs in _PURPOSES.items():
+            with formatter.section(purpose):
+                formatter.write_dl([(verb.ljust(width), text) for verb, (_, text) in verbs.items()])
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -88,6 +146,21 @@ def _loglib() -> None:
     """
 
 
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes commands in your shell.
+
+    \b
+    For bash: loglib completion bash > ~/.local/share/bash-completion/completions/loglib
+    """
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(_loglib, {}, "loglib", _COMPLETE).source())
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code."""
     try:
@@ -98,6 +171,11 @@ def run(arguments: Sequence[str]) -> int:
             code = _loglib.invoke(context)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except ImportError as error:
+        message = how_to_install(error)
+        if message is None:
+            raise
+        return _failed(message, _FAILED)
     except (*_CLICK, KeyboardInterrupt, SystemExit, OSError, LogError, ValueError, MemoryError) as error:
         return _code_of(error)
 
@@ -124,13 +202,12 @@ def _code_of(error: BaseException) -> int:
         case LogError() | ValueError():
             return _failed(error, _FAILED)
         case OSError():
-            error = named(error)
-            return _failed(f"{error.filename}: {error.strerror}" if error.filename else error, _FAILED)
+            return _failed(told(named(error)), _FAILED)
     return _failed("there is not enough memory", _FAILED)
 
 
 def _failed(error: object, code: int) -> int:
     with suppress(OSError):  # what was printed before comes first
         sys.stdout.flush()
-    say(f"loglib: {error}")
+    note(f"loglib: {error}")
     return code

@@ -30,8 +30,6 @@ from ..log.producers import producer_id
 from ..topic import Topic
 from .lines import STEP_BYTES, LineSource, Portion
 
-__all__ = ["Resume"]
-
 _COUNT_BITS = 14
 _WINDOW_BYTES = 64 * STEP_BYTES
 _MOST_FILES = 1000  # of one path, in the course of time
@@ -57,7 +55,8 @@ class Resume:
             if not self._ends or self._is_same(source):
                 break
             self.is_other_file = True
-        self._end, before = max(self._ends.values(), default=(0, self._count))
+        # `end`: the place after the last line that is in the topic.
+        self.end, before = max(self._ends.values(), default=(0, self._count))
         if before and not self._count:
             raise click.UsageError(f"{source.name} was appended with keys; give the same --key or --key-regex")
         if self._count and not before:
@@ -65,14 +64,9 @@ class Resume:
         self.has_fewer = before < self._count  # partitions than the topic has now
         self._count = before
         # From one step before the last window, so that the time of the line before the first new one is known.
-        window = max(0, self._end - 1 - STEP_BYTES) // _WINDOW_BYTES
+        window = max(0, self.end - 1 - STEP_BYTES) // _WINDOW_BYTES
         self.start = source.line_start(window * _WINDOW_BYTES)
         self._flushed = window * _WINDOW_BYTES
-
-    @property
-    def end(self) -> int:
-        """The place after the last line that is in the topic."""
-        return self._end
 
     def _known(self) -> dict[int, tuple[int, int]]:
         """By partition: the place after its last append, and the number of partitions among which keys chose."""
@@ -103,8 +97,8 @@ class Resume:
 
     def is_in(self, end: int, key: bytes | None) -> bool:
         """True if the line with this key, which ends at this place, is in the topic."""
-        if end > self._end or not self._count:
-            return end <= self._end
+        if end > self.end or not self._count:
+            return end <= self.end
         return end <= self._ends.get(self._partition(key), (0, 0))[0]
 
     def append(self, portion: Portion, columns: dict[str, Any]) -> list[bytes]:

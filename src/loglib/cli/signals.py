@@ -2,7 +2,8 @@
 
 Invariant: a signal raises `Ended` in the main thread, at any point of its code. Within `Held` the first signal is only
 recorded, so that no data that was read is lost; the second one raises. A signal that was ignored when the command
-began, as with `nohup`, stays ignored.
+began, as with `nohup`, stays ignored. Where the interpreter drops an error, in a finalizer or in a callback of a weak
+reference, the signal is sent again a moment later.
 
 Threads: the main thread.
 """
@@ -12,13 +13,15 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Ended", "Held", "listen"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_S = 0.01  # until a signal that the interpreter has dropped is sent again
+_STOP_AGAIN_S = 0.05  # until work that is to be stopped is told again
 
 
 class Ended(KeyboardInterrupt):
@@ -34,6 +37,18 @@ def listen() -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
+    sys.unraisablehook = _dropped
+
+
+def _dropped(dropped: sys.UnraisableHookArgs) -> None:
+    """Send a signal again whose `Ended` the interpreter has dropped; another error is told as usual."""
+    if isinstance(dropped.exc_value, Ended):
+        # In a thread, because here, in the main thread, the signal would be dropped like the first one.
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), dropped.exc_value.number))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
@@ -65,9 +80,11 @@ class Held:
         os.close(self._waker)
 
     def _record(self, number: int, _frame: FrameType | None) -> None:
-        if self.number is not None or self._is_loose:
+        is_first = self.number is None
+        if is_first:
+            self.number = number
+        if self._is_loose or not is_first:
             raise Ended(number)
-        self.number = number
 
     @contextmanager
     def loose(self) -> Iterator[None]:
@@ -78,6 +95,29 @@ class Held:
             yield
         finally:
             self._is_loose = False
+
+    @contextmanager
+    def stopping(self, stop: Callable[[], object]) -> Iterator[None]:
+        """A context within, in which a signal calls `stop` in a thread: for work in C that looks for no signal.
+
+        It is called again and again, because the work may just begin.
+        """
+        over = threading.Event()
+
+        def watch() -> None:
+            poll = select.poll()
+            poll.register(self._woken, select.POLLIN)
+            while not over.wait(_STOP_AGAIN_S):
+                if poll.poll(0):
+                    stop()
+
+        thread = threading.Thread(target=watch, name="loglib-signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def wait_readable(self, fd: int) -> bool:
         """Wait until the descriptor can be read. Return False if a signal has come."""

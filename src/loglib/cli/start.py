@@ -1,11 +1,11 @@
 """Start: the command line's entry point.
 
 Invariant: Click may be missing, and then a message names the extra to install. The three standard streams are open, so
-no file of the library gets their descriptors. Exit code 1 means damage or a gap, and nothing else: not even a fault of
-the program itself.
+no file of the library gets their descriptors. Exit code 1 means that something was found, and nothing else: not even a
+fault of the program itself.
 
-Exit codes: 0 success, 1 damage or a gap was found, 2 the command was wrong, 3 it failed, 129, 130 and 143 a signal
-ended it (SIGHUP, Ctrl-C, SIGTERM), 141 no process reads its output any more.
+Exit codes: 0 success, 1 damage, a gap or what a check looks for was found, 2 the command was wrong, 3 it failed, 129,
+130 and 143 a signal ended it (SIGHUP, Ctrl-C, SIGTERM), 141 no process reads its output any more.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import sys
 import traceback
 
 from .signals import Ended, listen
-from .streams import end_output, prepare, say
-
-__all__ = ["main"]
+from .streams import end_output, note, prepare
 
 _FAILED = 3
 
@@ -31,7 +29,7 @@ def main() -> None:
     except Ended as ended:  # while the modules were imported, or at the last moment
         code = 128 + ended.number
     except Exception:  # noqa: BLE001  A fault of this program. The interpreter would exit with 1, which means damage.
-        say(traceback.format_exc().rstrip())
+        note(traceback.format_exc().rstrip())
     end_output()
     sys.exit(code)
 
@@ -42,6 +40,6 @@ def _run() -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        say(f"loglib: the command line needs {error.name}: pip install 'loglib-segments[cli]'")
+        note(f"loglib: the command line needs {error.name}: pip install 'loglib-segments[cli]'")
         return _FAILED
     return run(sys.argv[1:])

@@ -11,8 +11,6 @@ import os
 import sys
 from contextlib import suppress
 
-__all__ = ["INPUT", "end_output", "named", "prepare", "say", "why"]
-
 INPUT = "standard input"
 # Opened for the opposite of their use, so that each use fails with EBADF.
 _UNUSABLE = {0: os.O_WRONLY, 1: os.O_RDONLY, 2: os.O_RDONLY}
@@ -83,8 +81,8 @@ def _drop_rest(fd: int) -> None:
     os.close(null)
 
 
-def say(text: str) -> None:
-    """Print a message on standard error. A message that cannot be printed is no reason to fail."""
+def note(text: str) -> None:
+    """Print a message for a person on standard error: it is not data. If it cannot be printed, nothing fails."""
     with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Topics: create, list, describe, change and delete them."""
+"""Topics: create, list, describe, change, rename and delete them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Any
 
 import click
 
+from ..config.arguments import check_names
 from ..config.policies import TopicConfig
+from ..errors import LogError
+from ..groups.administration import check_no_readers
 from ..groups.several_topics import topics
+from ..log import catalog, topic_file
 from ..log.catalog import TopicInfo
-from ..log.topic_file import NAME
 from ..partition import Partition
 from ..system.files import REAL
 from ..topic import Topic
-from .arguments import DIRECTORY, TOPIC, as_json, confirmed, dry_run, topic_paths, yes
+from .arguments import DIRECTORY, TOPIC, as_json, confirm_limits, confirmed, dry_run, topic_paths, yes
 from .output import note, print_each, print_json, print_table, safe, sized, when
-from .policies import changed, described, policy_options
-
-__all__ = ["alter", "create", "delete", "info", "ls"]
+from .policies import changed, described, differences, dropped_at_once, policy_options
 
 
 @click.command()
@@ -28,16 +29,20 @@ __all__ = ["alter", "create", "delete", "info", "ls"]
 @click.option("--partitioner", type=click.Choice(["crc32", "murmur2"]), help="Hash that gives the partition of a key.")
 @click.option("--permissions", metavar="OCTAL", help="The mode of the files.  [default: 600]")
 @policy_options
-def create(topic: str, partitions: int, partitioner: Any, permissions: str | None, **given: Any) -> None:
+@yes
+def create(
+    topic: str, partitions: int, partitioner: Any, permissions: str | None, yes: bool, **given: Any
+) -> None:  # fmt: skip
     """Create a topic."""
     policies = changed(TopicConfig(), given)
-    if REAL.exists(os.path.join(topic, NAME)):
+    if topic_file.exists(REAL, topic):
         raise click.UsageError(f"{topic} is a topic already; `loglib alter` changes its policies")
     if permissions is not None:
         try:
             policies["permissions"] = int(permissions, 8)
         except ValueError:
             raise click.BadParameter(f"{permissions!r} is not an octal number such as 640") from None
+    confirm_limits(policies, yes=yes)
     Topic.create(topic, partitions=partitions, partitioner=partitioner, **policies).close()
     note(f"created {topic}")
 
@@ -47,7 +52,7 @@ def create(topic: str, partitions: int, partitioner: Any, permissions: str | Non
 @as_json
 def ls(directory: str, as_json: bool) -> None:
     """List the topics in a directory, or the segments of one topic."""
-    if REAL.exists(os.path.join(directory, NAME)):
+    if topic_file.exists(REAL, directory):
         _list_segments(directory, as_json=as_json)
         return
     found = topics(directory)
@@ -60,12 +65,29 @@ def ls(directory: str, as_json: bool) -> None:
 def _topic_facts(each: TopicInfo) -> dict[str, Any]:
     partitions = None if each.config is None else each.config.partitions
     error = None if each.error is None else str(each.error)
-    return each._asdict() | {"config": None, "partitions": partitions, "error": error}
+    facts = {"config": None, "partitions": partitions, "error": error, "size_bytes": _listed_bytes(each)}
+    return each._asdict() | facts
 
 
 def _topic_row(each: TopicInfo) -> tuple[object, ...]:
     groups = ", ".join(each.groups) or "-" if each.error is None else str(each.error)
-    return each.name, "?" if each.config is None else each.config.partitions, sized(each.size_bytes), groups
+    return each.name, "?" if each.config is None else each.config.partitions, sized(_listed_bytes(each)), groups
+
+
+def log_bytes(topic: Topic) -> int:
+    """The size of a topic, by all commands: the bytes of log that readers see. `loglib du` has those of the files."""
+    return sum(each.high_watermark - each.log_start_offset for each in topic.partitions)
+
+
+def _listed_bytes(each: TopicInfo) -> int:
+    """The size of a listed topic. If it cannot be opened, that of its files."""
+    if each.error is not None:
+        return each.size_bytes
+    try:
+        with Topic.open(each.path, mode="r") as topic:
+            return log_bytes(topic)
+    except (LogError, OSError):  # damaged, or just deleted
+        return each.size_bytes
 
 
 def _list_segments(path: str, *, as_json: bool) -> None:
@@ -102,7 +124,8 @@ def info(topic: str, as_json: bool) -> None:
 def _facts(topic: Topic) -> dict[str, Any]:
     return {
         "name": topic.name, "path": topic.path, "log_id": topic.log_id.hex(), "policies": topic.config.to_json(),
-        "groups": topic.groups(), "partitions": [_partition_facts(each) for each in topic.partitions],
+        "groups": topic.groups(), "size_bytes": log_bytes(topic),
+        "partitions": [_partition_facts(each) for each in topic.partitions],
     }  # fmt: skip
 
 
@@ -116,8 +139,8 @@ def _partition_facts(partition: Partition) -> dict[str, Any]:
 
 def _describe(topic: Topic) -> None:
     facts = _facts(topic)
-    sizes = sum(each["size_bytes"] for each in facts["partitions"])
-    click.echo(f"{safe(topic.name)}: {sized(sizes)} in {len(topic.partitions)} partitions, at {safe(topic.path)}")
+    size = sized(facts["size_bytes"])
+    click.echo(f"{safe(topic.name)}: {size} in {len(topic.partitions)} partitions, at {safe(topic.path)}")
     click.echo(f"log id {facts['log_id']}, groups: {', '.join(topic.groups()) or 'none'}")
     click.echo(f"partitioner {topic.config.partitioner}, permissions {topic.config.permissions:o}")
     click.echo("policies (* is not the default):")
@@ -136,21 +159,46 @@ def _describe(topic: Topic) -> None:
 @click.argument("topic", type=TOPIC)
 @click.option("--add-partitions", type=click.IntRange(1, 10_000), metavar="N", help="Have N partitions in total.")
 @policy_options
-def alter(topic: str, add_partitions: int | None, **given: Any) -> None:
+@dry_run
+@yes
+def alter(topic: str, add_partitions: int | None, dry_run: bool, yes: bool, **given: Any) -> None:
     """Change policies of a topic, also while a service writes it.
 
-    The service uses the new policies when it opens the topic again. Partitions can only be added while nobody writes
-    the topic; some keys then belong to other partitions.
+    The service uses the new policies within a second, and keeps them when it starts again. If it then drops segments
+    immediately, this command asks before. Partitions can only be added while nobody writes the topic; some keys then
+    belong to other partitions.
     """
     if not any(each is not None for each in (add_partitions, *given.values())):
         raise click.UsageError("give what to change, such as --retention-age 14d")
-    with Topic.open(topic, create=False, shared=True) as opened:
-        policies = changed(opened.config, given)
-        if policies:
-            opened.alter(**policies)
+    with Topic.open(topic, mode="r") as opened:
+        config = opened.config
+        policies = changed(config, given)
+        wanted = config.changed(policies)
+        loss = _loss(opened, wanted) if wanted.retention != config.retention else ""
+    lines = differences(config, wanted)
+    if dry_run:
+        note("\n".join([*lines, *([loss] if loss else []), f"{topic} was not changed"]))
+        return
+    if loss:
+        confirmed(f"Change {topic}? {loss}.", yes=yes)
+    else:
+        confirm_limits(policies, yes=yes)
+    if policies:
+        with Topic.open(topic, shared=True) as opened:
+            opened.alter(**changed(opened.config, given))
     if add_partitions is not None:
         Topic.add_partitions(topic, add_partitions)
-    note(f"changed {topic}")
+    note("\n".join([*lines, f"changed {topic}"]))
+
+
+def _loss(topic: Topic, config: TopicConfig) -> str:
+    """A sentence that says what the topic's retention drops immediately by these policies; "" for nothing."""
+    try:
+        dropped = dropped_at_once(topic, config)
+    except (LogError, OSError) as error:  # a damaged topic has policies, too
+        return f"What the new policies drop immediately is not known: {error}"
+    total = sized(sum(each.size_bytes for each in dropped))
+    return f"The new policies drop {len(dropped)} segments immediately, {total}" if dropped else ""
 
 
 @click.command()
@@ -160,12 +208,32 @@ def alter(topic: str, add_partitions: int | None, **given: Any) -> None:
 def delete(topic: str, dry_run: bool, yes: bool) -> None:
     """Delete a topic with all its records and groups."""
     with Topic.open(topic, mode="r") as opened:
-        size = sum(each.high_watermark - each.log_start_offset for each in opened.partitions)
         groups = ", ".join(opened.groups()) or "none"
-        what = f"{topic}: {sized(size)} in {len(opened.partitions)} partitions, groups: {groups}"
+        what = f"{topic}: {sized(log_bytes(opened))} in {len(opened.partitions)} partitions, groups: {groups}"
     if dry_run:
         note(f"would delete {what}")
         return
     confirmed(f"Delete {what}?", yes=yes)
     Topic.delete(topic)
     note(f"deleted {topic}")
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("name")
+def rename(topic: str, name: str) -> None:
+    """Give a topic another name in its directory. Its records, groups and transactions stay with it.
+
+    NAME is the new name, or the path with the new name. Nobody may write the topic, and no member of a group may read
+    it. What names the topic by its path (services, mirrors, archives) must be told the new one.
+    """
+    name = name.rstrip(os.sep) or name
+    parent, last = os.path.split(os.path.abspath(name) if os.sep in name else name)
+    if parent not in ("", os.path.dirname(os.path.abspath(topic))):
+        raise click.UsageError(f"{name} is in another directory; NAME is the new name in the topic's directory")
+    try:
+        check_names(last)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    path = catalog.rename(topic, last, check_unused=check_no_readers)
+    note(f"renamed {topic} to {path}")

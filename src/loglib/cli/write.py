@@ -4,104 +4,139 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 
 from ..errors import LogError
+from ..format.columns import Headers, headers_bytes
 from ..format.display import sized
-from ..log.topic_file import NAME
+from ..log import topic_file
 from ..system.files import REAL
 from ..topic import Topic
-from .arguments import DIRECTORY, Parsed
+from .arguments import DIRECTORY, REGEX, Parsed
 from .line_times import LineTimes, parse_zone
-from .lines import BOM, LineSource, LongLines, Portion, TooLongLine
-from .output import note
+from .lines import BOM, LineSource, LongLines, Portion, RefusedLine
+from .output import Progress, bar, note
+from .record_import import RecordImport
+from .record_lines import FORMS
 from .resume import Resume
 from .signals import Held
 
-__all__ = ["append"]
-
 BadTimes = Literal["stop", "keep", "skip"]
 
+_LOOKS_LIKE_RECORD = b'{"partition": '
 _SHOWN_LETTERS = 60  # of a time that cannot be read, in a message
 
 
-def _pattern(text: str) -> re.Pattern[bytes]:
-    try:
-        return re.compile(os.fsencode(text))
-    except re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
+def _header(text: str) -> tuple[str, bytes]:
+    name, equal, value = text.partition("=")
+    if not name or not equal:
+        raise ValueError(f"{text!r} is no header; write NAME=VALUE, such as trace=4711")
+    return name, os.fsencode(value)
 
 
-_PATTERN = Parsed("regex", _pattern)
+def _separator(text: str) -> bytes:
+    if not text:
+        raise ValueError("the separator is empty")
+    return os.fsencode(text.replace("\\t", "\t"))
 
 
 @click.command()
 @click.argument("topic", type=DIRECTORY)
 @click.argument("files", type=click.Path(exists=True, dir_okay=False, allow_dash=True), nargs=-1)
 @click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
+@click.option("--format", "form", type=click.Choice(FORMS), metavar="FORMAT",
+              help="Files of records as `loglib cat --format` prints them: jsonl, csv or parquet.")
+@click.option("--keep-partitions", is_flag=True, help="With --format: to the partitions that it names.")
 @click.option("--key", help="The key of all records.")
-@click.option("--key-regex", type=_PATTERN, help="Take the key from each line: the match, or its first group.")
-@click.option("--timestamp-regex", type=_PATTERN, help="Take the time from each line in the same way.")
-@click.option("--timestamp-format", metavar="FORMAT",
-              help="Such as %d/%b/%Y:%H:%M:%S %z; or s, ms, us, ns since 1970.  "
+@click.option("--key-regex", type=REGEX, help="The key is this match in each line, or its group.")
+@click.option("--key-separator", type=Parsed("text", _separator), help="The key is before this in each line: : or \\t.")
+@click.option("--header", "headers", type=Parsed("name=value", _header), multiple=True, help="A header of all records.")
+@click.option("--timestamp-regex", type=REGEX, help="The time, in the same way.")
+@click.option("--timestamp-format", metavar="TEXT", help="Such as %d/%b/%Y:%H:%M:%S %z; or s, ms, us, ns since 1970.  "
               "[default: ISO 8601, or since 1970]")
-@click.option("--timezone", "zone", type=Parsed("zone", parse_zone), help="The zone of times that name none, such as "
-              "Europe/Prague or +02:00.  [default: UTC]")
-@click.option("--year", type=click.IntRange(1, 9998), metavar="YEAR", help="The year of the first time of each file, "
-              "if times name none.")
-@click.option("--bad-times", type=click.Choice(["stop", "keep", "skip"]), default="stop", show_default=True,
-              help="For times that cannot be read: keep the line, with the time of the line before, or skip it.")
-@click.option("--long-lines", type=click.Choice(["stop", "split", "skip"]), default="stop", show_default=True,
-              help="For lines above --max-record-bytes of the topic: split them into several records, or skip them.")
+@click.option("--timezone", "zone", type=Parsed("zone", parse_zone), help="For times that name none: Europe/Prague, "
+              "+02:00.  [default: UTC]")
+@click.option("--year", type=click.IntRange(1, 9998), metavar="YEAR",
+              help="The year of a file's first time, if times name none.")
+@click.option("--bad-times", type=click.Choice(["stop", "keep", "skip"]), default="stop", metavar="HOW",
+              help="stop at a time that cannot be read, keep the line with the time of the line before, or skip it.  "
+              "[default: stop]")
+@click.option("--long-lines", type=click.Choice(["stop", "split", "skip"]), default="stop", metavar="HOW",
+              help="stop at a line above --max-record-bytes, split it into records, or skip it.  [default: stop]")
 @click.option("--resume", is_flag=True, help="Continue where the last import of the file with --resume ended.")
 @click.option("-p", "--partition", type=click.IntRange(0), metavar="P", help="Append to this partition.")
 @click.option("-0", "--null", "nul", is_flag=True, help="Values end with a zero byte instead of a line end.")
 @click.option("--sync", is_flag=True, help="Flush after each portion that is read.")
 def append(
     topic: str, files: tuple[str, ...], create: bool, key: str | None, key_regex: re.Pattern[bytes] | None,
-    timestamp_regex: re.Pattern[bytes] | None, timestamp_format: str | None, zone: tzinfo | None, year: int | None,
-    bad_times: BadTimes, resume: bool, **how: Any,
+    key_separator: bytes | None, headers: Headers, timestamp_regex: re.Pattern[bytes] | None,
+    timestamp_format: str | None, zone: tzinfo | None, year: int | None, bad_times: BadTimes, resume: bool,
+    form: str | None, keep_partitions: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Append each line of the files, or of standard input, as a record.
 
     Lines are appended when they are read, so a slow pipe is followed, and a signal loses no line that was read. A line
     without a match of --timestamp-regex gets the time of the line before, or the present time.
     """
-    if not create and not REAL.exists(os.path.join(topic, NAME)):
+    if not create and not topic_file.exists(REAL, topic):
         raise click.UsageError(f"{topic}: no topic here; --create creates one")
-    if key is not None and key_regex is not None:
-        raise click.UsageError("give --key or --key-regex, not both")
+    if sum(each is not None for each in (key, key_regex, key_separator)) > 1:
+        raise click.UsageError("give one of --key, --key-regex and --key-separator, not both")
     if resume and not (files and "-" not in files):
         raise click.UsageError("--resume is for files: a pipe cannot be read again")
     if timestamp_regex is None and any(each is not None for each in (timestamp_format, zone, year)):
         raise click.UsageError("--timestamp-format, --timezone and --year need --timestamp-regex, which finds times")
+    if form is not None:
+        given = {
+            "--key": key, "--key-regex": key_regex, "--key-separator": key_separator, "--header": headers or None,
+            "--timestamp-regex": timestamp_regex, "--resume": resume or None, "--null": how["nul"] or None,
+            "--long-lines": None if how["long_lines"] == "stop" else 1,
+        }  # fmt: skip
+        _append_records(topic, files, form, create=create, given=given, keep_partitions=keep_partitions, **how)
+        return
+    if keep_partitions:
+        raise click.UsageError("--keep-partitions is for --format: a line names no partition")
     try:
         times = LineTimes(timestamp_format, zone, year, now=lambda: datetime.now(UTC))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    columns = _Columns(key, key_regex, timestamp_regex, times, bad_times=bad_times)
+    columns = _Columns(
+        key, key_regex, timestamp_regex, times, bad_times=bad_times, separator=key_separator, headers=headers
+    )  # fmt: skip
     with Topic.open(topic, create=create, shared=True) as opened, Held() as held:
         importing = _Import(opened, columns, held, resume=resume, **how)
         for name in files or ("-",):
-            importing.append(name)
+            with bar(name) as progress:
+                importing.append(name, progress)
         opened.flush()
         importing.report()
     held.raise_recorded()
 
 
-class _BadTime(NamedTuple):
-    """A time that cannot be read."""
-
-    at: int  # the index of its line in the portion
-    why: str
-
-
-class _StoppedError(LogError):
-    """A line cannot be appended, and the options say to stop there."""
+def _append_records(
+    topic: str, files: tuple[str, ...], form: str, *, create: bool, given: Mapping[str, object], keep_partitions: bool,
+    partition: int | None, sync: bool, **_others: Any,
+) -> None:  # fmt: skip
+    """Append files of records. `given`: the options that are for lines, by name."""
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise click.UsageError(f"{wrong[0]} is for lines; with --format each record has its key, time and end")
+    if keep_partitions and partition is not None:
+        raise click.UsageError("give --partition or --keep-partitions, not both")
+    with Topic.open(topic, create=create, shared=True) as opened, Held() as held:
+        importing = RecordImport(
+            opened, held, form, partition=partition, keep_partitions=keep_partitions, sync=sync
+        )  # fmt: skip
+        for name in files or ("-",):
+            with bar(name) as progress:
+                importing.append(name, progress)
+        opened.flush()
+        importing.report()
+    held.raise_recorded()
 
 
 class _Columns:
@@ -109,11 +144,15 @@ class _Columns:
 
     def __init__(
         self, key: str | None, key_regex: re.Pattern[bytes] | None, time_regex: re.Pattern[bytes] | None,
-        times: LineTimes, *, bad_times: BadTimes,
+        times: LineTimes, *, bad_times: BadTimes, separator: bytes | None, headers: Headers,
     ) -> None:  # fmt: skip
         self.times, self.bad_times = times, bad_times
         self._key = None if key is None else os.fsencode(key)
         self._key_regex, self._time_regex = key_regex, time_regex
+        self._separator, self._headers = separator, headers
+        self.has_keys = key is not None or key_regex is not None or separator is not None
+        self.searches = key_regex is not None or time_regex is not None
+        self.without_separator = 0  # lines without a key
         self.without_time = 0  # lines that got the present time, because none was found before
         self.begin()
 
@@ -122,33 +161,22 @@ class _Columns:
         self.times.begin(year)
         self._time: datetime | None = None  # of the line before
 
-    @property
-    def has_keys(self) -> bool:
-        return self._key is not None or self._key_regex is not None
-
-    @property
-    def has_times(self) -> bool:
-        return self._time_regex is not None
-
-    @property
-    def searches(self) -> bool:
-        return self._key_regex is not None or self._time_regex is not None
-
     def line_limit(self, record_bytes: int) -> int:
         """The largest size of a line, so that it fits into a record together with its key."""
+        record_bytes -= headers_bytes(self._headers)
         if self._key_regex is not None:
             return max(1, record_bytes // 2)
         return max(1, record_bytes - len(self._key or b""))
 
-    def of(
+    def find(
         self, portion: Portion, is_in: Callable[[int, bytes | None], bool]
-    ) -> tuple[Portion, dict[str, Any], list[_BadTime]]:
-        """The lines to append, their keys and times, and the times that cannot be read.
+    ) -> tuple[Portion, dict[str, Any], dict[int, str]]:
+        """The lines to append, their keys and times, and why some times cannot be read, by the index of the line.
 
         With "stop" the lines end before the first such time. `is_in` returns True if the line that ends at a place,
         with this key, is in the topic already.
         """
-        lines, bad = portion.lines, list[_BadTime]()
+        lines, bad = portion.lines, dict[int, str]()
         if portion.start == 0 and lines[0].startswith(BOM):
             lines = [lines[0].removeprefix(BOM), *lines[1:]]
         found: dict[str, Any] = {}
@@ -156,15 +184,21 @@ class _Columns:
             found["keys"] = [self._key] * len(lines)
         elif self._key_regex is not None:
             found["keys"] = [_found(self._key_regex, line) for line in lines]
+        elif self._separator is not None:
+            found["keys"], values = self._separated(portion.lines)
+            portion = portion._replace(lines=values)
+        if self._headers:
+            found["headers"] = [self._headers] * len(lines)
         if self._time_regex is None:
             return portion, found, bad
+        keys = found.get("keys") or [None] * len(lines)
         kept: list[int] = []
         times: list[datetime] = []
         for at, line in enumerate(lines):
             why = self._read(self._time_regex, line)
-            is_new = (why is not None or self._time is None) and not is_in(portion.ends[at], _key_at(found, at))
+            is_new = (why is not None or self._time is None) and not is_in(portion.ends[at], keys[at])
             if why is not None and is_new:
-                bad.append(_BadTime(at, why))
+                bad[at] = why
                 if self.bad_times != "keep":
                     if self.bad_times == "stop":
                         break
@@ -176,6 +210,18 @@ class _Columns:
             portion = portion._replace(lines=_at(portion.lines, kept), ends=_at(portion.ends, kept))
             found = {name: _at(column, kept) for name, column in found.items()}
         return portion, found | {"timestamps": times}, bad
+
+    def _separated(self, lines: Sequence[bytes]) -> tuple[list[bytes | None], list[bytes]]:
+        """The keys and the values of lines. A line without the separator is a value without a key."""
+        assert self._separator is not None
+        keys: list[bytes | None] = []
+        values: list[bytes] = []
+        for line in lines:
+            key, separator, value = line.partition(self._separator)
+            keys.append(key if separator else None)
+            values.append(value if separator else line)
+            self.without_separator += not separator
+        return keys, values
 
     def _read(self, pattern: re.Pattern[bytes], line: bytes) -> str | None:
         """Read the time of a line, if it has one. Return the reason if it cannot be read."""
@@ -212,27 +258,32 @@ class _Import:
         self._records = self._bytes = self._bad = self._skipped = 0
         self._first_bad = ""  # the place and reason of the first bad time
 
-    def append(self, name: str) -> None:
+    def append(self, name: str, progress: Progress | None = None) -> None:
         """Append the lines of one file; `-` is standard input."""
+        self._progress = progress
         before = self._records
         with LineSource(name, end=self._end, limit_bytes=self._limit_bytes, held=self._held) as source:
             if self._columns.searches:
                 source.check_text()
-            resume = self._place(source) if self._resumes else None
-            times = self._columns.times
+            resume = self._find_place(source) if self._resumes else None
             # Years are counted from the first line on.
-            start = 0 if resume is None or (self._columns.has_times and times.needs_year) else resume.start
+            start = 0 if resume is None or self._columns.times.needs_year else resume.start
             self._columns.begin(self._first_year(source))
+            is_new, size = True, source.size_bytes if source.is_file else 0
             try:
                 for portion in source.portions(
                     start, long_lines=self._long_lines, known_end=0 if resume is None else resume.end,
                     leave_open_end=resume is not None,
                 ):  # fmt: skip
+                    if is_new and portion.lines[0].startswith(_LOOKS_LIKE_RECORD):
+                        note(f"{source.name} looks like records of `loglib cat --json`: with --format jsonl, `append` "
+                             "appends the records, and without it their text")  # fmt: skip
+                    is_new = False
                     self._append(source, start, portion, resume)
-            except _StoppedError:
-                raise
-            except TooLongLine as error:
-                self._stop(source, start, error.number, f"{error}; use --long-lines split or skip to continue")
+                    if self._progress is not None and size:
+                        self._progress(min(portion.ends[-1], size), size)
+            except RefusedLine as error:
+                self._stop(source, start, error)
             except (LogError, OSError):
                 if self._records > before:
                     note(f"{source.name}: {self._records - before:,} of its lines were appended before this error:")
@@ -241,7 +292,7 @@ class _Import:
             if source.has_open_end:
                 note(f"{source.name}: the last line has no end yet; it is left for the next --resume")
 
-    def _place(self, source: LineSource) -> Resume:
+    def _find_place(self, source: LineSource) -> Resume:
         """Find the place up to which the file is in the topic, and print it."""
         if not source.is_file:
             raise click.UsageError(f"{source.name} is not a regular file, which --resume needs")
@@ -256,42 +307,43 @@ class _Import:
 
     def _first_year(self, source: LineSource) -> int | None:
         """The year of the first time in a file whose times name no year."""
-        if not (self._columns.has_times and self._columns.times.needs_year and source.is_file):
+        if not (self._columns.times.needs_year and source.is_file):
             return None
         texts = self._columns.texts(source.portions(long_lines="skip"))
         return self._columns.times.first_year(texts, datetime.fromtimestamp(source.modified, UTC))
 
     def _append(self, source: LineSource, start: int, portion: Portion, resume: Resume | None) -> None:
-        some, columns, bad = self._columns.of(portion, _not_in if resume is None else resume.is_in)
-        if some.lines:
+        chosen, columns, bad = self._columns.find(portion, resume.is_in if resume else lambda *_: False)
+        if chosen.lines:
             if resume is None:
-                self._topic.append_many(some.lines, partition=self._partition, **columns)
-                appended = some.lines
+                self._topic.append_many(chosen.lines, partition=self._partition, **columns)
+                appended = chosen.lines
             else:
-                appended = resume.append(some, columns)
+                appended = resume.append(chosen, columns)
             self._records += len(appended)
             self._bytes += sum(map(len, appended))
         if self._sync:
             self._topic.flush()
         if bad:
-            number = portion.number + bad[0].at
+            at, why = next(iter(bad.items()))
+            number = portion.number + at
             if self._columns.bad_times == "stop":
-                self._stop(source, start, number, f"{bad[0].why}; use --bad-times keep or skip to continue")
+                raise RefusedLine(number, why, "--bad-times keep or skip")
             if not self._bad:
-                self._first_bad = f"{source.name}, line {source.line_number(start, number):,}: {bad[0].why}"
+                self._first_bad = f"{source.name}, line {source.line_number(start, number):,}: {why}"
             self._bad += len(bad)
 
-    def _stop(self, source: LineSource, start: int, number: int, why: str) -> NoReturn:
+    def _stop(self, source: LineSource, start: int, refused: RefusedLine) -> NoReturn:
         """Raise an error that names the line, the number of appended lines, and the way to continue."""
-        number = source.line_number(start, number)
-        message = f"{source.name}, line {number:,}: {why}"
+        number = source.line_number(start, refused.number)
+        message = f"{source.name}, line {number:,}: {refused}"
         if not self._records:
             raise click.UsageError(f"{message}. Nothing was appended")
         self._topic.flush()
         message += f". {self._records:,} records were appended"
         if source.is_file and not self._resumes:
             message += f"; `tail -n +{number} {source.name} | loglib append ...` appends the rest"
-        raise _StoppedError(message)
+        raise LogError(message)
 
     def report(self) -> None:
         """Print what was done, and what was assumed, skipped or changed."""
@@ -303,18 +355,10 @@ class _Import:
             note(f"{self._bad:,} lines with a time that cannot be read were {done}. {self._first_bad}")
         if self._skipped:
             note(f"{self._skipped:,} lines of more than {self._limit_bytes:,} bytes were skipped")
+        if self._columns.without_separator:
+            note(f"{self._columns.without_separator:,} lines without the separator are values without a key")
         if self._columns.without_time:
             note(f"{self._columns.without_time:,} lines got the present time, since none was found before them")
-
-
-def _not_in(_end: int, _key: bytes | None) -> bool:
-    """False: an import without --resume appends each line."""
-    return False
-
-
-def _key_at(columns: dict[str, Any], at: int) -> bytes | None:
-    keys = columns.get("keys")
-    return None if keys is None else keys[at]
 
 
 def _at(column: Sequence[Any], places: list[int]) -> list[Any]:

@@ -7,7 +7,7 @@ raises a `TypeError` or `ValueError` that says what to pass instead. append/reco
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from operator import index
@@ -16,19 +16,6 @@ from typing import Any, NamedTuple, SupportsIndex, TypeVar
 from .policies import NAME
 from .quantities import Duration, microseconds, parse_microseconds, seconds
 from .times import from_datetime
-
-__all__ = [
-    "Start",
-    "Time",
-    "check_count",
-    "check_names",
-    "donor_paths",
-    "parse_start",
-    "partition_number",
-    "partition_numbers",
-    "spin_seconds",
-    "topic_path",
-]
 
 Start = str | int | datetime | timedelta  # "begin", "end", an offset, a time, an age, or a time or an age as text
 
@@ -79,6 +66,26 @@ def check_names(*names: str) -> None:
             raise TypeError(f"a name must be a str, not {name!r}")
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a name of 1 to 249 letters, digits, dots, dashes and underscores")
+
+
+def check_options(call: Callable[..., object], given: Collection[str], known: Collection[str]) -> None:
+    """Refuse keyword arguments that a call does not have: a `TypeError` that names the nearest one that it has.
+
+    `known` are those that the call takes beside its own parameters.
+    """
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        return
+    from difflib import get_close_matches  # imported here: only an error needs them
+    from inspect import signature
+
+    parameters = signature(call).parameters.values()
+    names = {*known, *(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)}
+    close = get_close_matches(unknown[0], sorted(names), 1)
+    hint = f"; is {close[0]!r} meant?" if close else f"; it has {', '.join(sorted(names))}"
+    owner = getattr(call, "__self__", None)
+    owner_name = "" if owner is None else f"{owner.__name__ if isinstance(owner, type) else type(owner).__name__}."
+    raise TypeError(f"{owner_name}{call.__name__}() got an unexpected keyword argument {unknown[0]!r}{hint}")
 
 
 def topic_path(path: str | os.PathLike[str]) -> str:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["called_later", "lazily"]
-
 
 def called_later(module: str, name: str) -> Callable[..., Any]:
     """A function that loads `module` when it is called, and calls the function of this name there."""
@@ -26,8 +24,8 @@ def called_later(module: str, name: str) -> Callable[..., Any]:
 
 def lazily(
     package: str, names_of: Mapping[str, str], *, rooms: str = ""
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions `__getattr__` and `__dir__` of a package.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """The functions `__getattr__` and `__dir__` of a package, and its `__all__`.
 
     `names_of` has, for each module, the names that it gives to the package, with spaces between them. Modules are
     relative to the package. `rooms` are modules that are names themselves.
@@ -46,4 +44,4 @@ def lazily(
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *module_of, *rooms.split()})
 
-    return load, names
+    return load, names, sorted(module_of)

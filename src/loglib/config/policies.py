@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from .quantities import Duration, Size, as_duration, as_size, seconds
 from .uri import has_credentials
-
-__all__ = ["MAX_BATCH_BYTES", "Durability", "FlushPolicy", "Policies", "Retention", "TopicConfig"]
 
 Durability = Literal["disk", "os"]
 
@@ -219,36 +217,25 @@ class TopicConfig:
         _require_whole(
             self, "partitions", "segment_bytes", "batch_bytes", "batch_records", "max_record_bytes", "permissions"
         )
-        _require(1 <= self.partitions <= MAX_PARTITIONS, "partitions", self.partitions, f"1 to {MAX_PARTITIONS}")
+        half = MAX_BATCH_BYTES // 2  # of a batch; the other half is for offsets, timestamps and the like
+        limits = (
+            ("partitions", MAX_PARTITIONS), ("batch_bytes", half), ("batch_records", MAX_RECORDS_PER_BATCH),
+            ("max_record_bytes", half),
+        )  # fmt: skip
+        for name, most in limits:
+            value = getattr(self, name)
+            _require(1 <= value <= most, name, value, f"1 to {most}")
         named = type(self.partitioner) is str and PARTITIONER_NAME.fullmatch(self.partitioner) is not None
         _require(named, "partitioner", self.partitioner, "the name of a function, of at most 100 characters")
         _require(self.segment_bytes >= MIN_SEGMENT_BYTES, "segment_bytes", self.segment_bytes, "at least 4096")
-        _require(
-            self.segment_age is None or self.segment_age > timedelta(0), "segment_age", self.segment_age, "above 0"
-        )
-        _require(
-            self.producer_expiry is None or self.producer_expiry > timedelta(0),
-            "producer_expiry",
-            self.producer_expiry,
-            "above 0",
-        )
+        for name in ("segment_age", "producer_expiry"):
+            value = getattr(self, name)
+            _require(value is None or value > timedelta(0), name, value, "above 0")
         _require(self.compression in CODEC_NAMES, "compression", self.compression, f"one of {CODEC_NAMES}")
         _require(self.durability in ("disk", "os"), "durability", self.durability, "'disk' or 'os'")
-        half = MAX_BATCH_BYTES // 2  # the other half is for offsets, timestamps and the like
-        _require(1 <= self.batch_bytes <= half, "batch_bytes", self.batch_bytes, f"1 to {half}")
-        _require(
-            1 <= self.batch_records <= MAX_RECORDS_PER_BATCH,
-            "batch_records",
-            self.batch_records,
-            f"1 to {MAX_RECORDS_PER_BATCH}",
-        )
-        _require(1 <= self.max_record_bytes <= half, "max_record_bytes", self.max_record_bytes, f"1 to {half}")
-        _require(
-            self.permissions & ~0o666 == 0 and self.permissions & 0o600 == 0o600,
-            "permissions",
-            oct(self.permissions),
-            "read and write bits, with the owner's set",
-        )
+        bits = self.permissions
+        usable = bits & ~0o666 == 0 and bits & 0o600 == 0o600
+        _require(usable, "permissions", oct(bits), "read and write bits, with the owner's set")
 
     @property
     def roll_bytes(self) -> int:
@@ -265,18 +252,24 @@ class TopicConfig:
         changed = self.changed(given)
         return {name: getattr(changed, name) for name in given if getattr(changed, name) != getattr(self, name)}
 
+    def differing(self, other: TopicConfig) -> Iterator[tuple[str, object, object]]:
+        """The policies that differ: the name, the value here, the value there. Of `flush` and `retention` the parts."""
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if mine != theirs and isinstance(mine, FlushPolicy | Retention):
+                parts = [part.name for part in fields(mine)]
+                found = [(f"{each.name}.{part}", getattr(mine, part), getattr(theirs, part)) for part in parts]
+                yield from (part for part in found if part[1] != part[2])
+            elif mine != theirs:
+                yield each.name, mine, theirs
+
     def to_json(self) -> dict[str, Any]:
         """The policies as JSON values; durations become seconds."""
-        values = asdict(self)
-        values["segment_age"] = _seconds(self.segment_age)
-        values["producer_expiry"] = _seconds(self.producer_expiry)
+        values = asdict(self, dict_factory=_json_object)
         retention = values["retention"]
-        retention["age"] = _seconds(self.retention.age)
-        retention["hold_age"] = _seconds(self.retention.hold_age)
         for name in ("hold_for", "hold_age", "hold_bytes"):  # in the files of those who use it
             if not self.retention.hold_for or retention[name] is None:
                 del retention[name]
-        retention["archive_grace"] = _seconds(self.retention.archive_grace)
         if self.retention.archive is None:
             del retention["archive"], retention["archive_grace"]
         return values
@@ -288,13 +281,7 @@ class TopicConfig:
         if "flush" in known:
             known["flush"] = FlushPolicy(**_known(FlushPolicy, known["flush"]))
         if "retention" in known:
-            retention = _known(Retention, known["retention"])
-            for name in {"age", "hold_age", "archive_grace"} & retention.keys():
-                retention[name] = _duration(retention[name])
-            known["retention"] = Retention(**retention)
-        for name in ("segment_age", "producer_expiry"):
-            if name in known:
-                known[name] = _duration(known[name])
+            known["retention"] = Retention(**_known(Retention, known["retention"]))
         return cls(**known)
 
 
@@ -314,8 +301,14 @@ class Policies(TypedDict, total=False):
     producer_expiry: Duration | None
 
 
-_NUMBERS = ("interval", "bytes", "hold_bytes", "segment_bytes", "batch_bytes", "max_record_bytes")
+_NUMBERS = (
+    "interval", "age", "hold_age", "archive_grace", "segment_age", "producer_expiry",
+    "bytes", "hold_bytes", "segment_bytes", "batch_bytes", "max_record_bytes",
+)  # fmt: skip
 CODEC_NAMES = ("none", "zlib", "lz4", "zstd")
+
+
+POLICY_NAMES = Policies.__annotations__.keys()
 
 
 def _known(cls: type[FlushPolicy | Retention | TopicConfig], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,9 +320,5 @@ def _known(cls: type[FlushPolicy | Retention | TopicConfig], values: Mapping[str
     return {each.name: values[each.name] for each in fields(cls) if each.name in values}
 
 
-def _seconds(duration: timedelta | None) -> float | None:
-    return None if duration is None else duration.total_seconds()
-
-
-def _duration(seconds: float | None) -> timedelta | None:
-    return None if seconds is None else timedelta(seconds=seconds)
+def _json_object(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in items}

@@ -14,11 +14,6 @@ import re
 from contextlib import suppress
 from datetime import timedelta
 
-__all__ = [
-    "Duration", "Size", "as_duration", "as_size", "microseconds", "parse_duration", "parse_microseconds", "parse_size",
-    "seconds", "timeout_seconds",
-]  # fmt: skip
-
 Duration = float | timedelta | str  # seconds, a timedelta, or text such as "90s"
 Size = int | str  # bytes, or text such as "1GiB"
 

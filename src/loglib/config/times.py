@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["CalendarError", "from_datetime", "to_datetime", "to_text"]
-
 
 class CalendarError(OverflowError, ValueError):
     """A time that no datetime can have."""

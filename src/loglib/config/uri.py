@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["has_credentials", "is_remote", "local_path", "normal"]
-
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)  # two letters or more, as in s3://
 _HADOOP_S3 = ("s3a", "s3n")  # Hadoop's names for S3
 

@@ -21,7 +21,7 @@ from functools import partial
 
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter_provider
 
-from ..append.flush_times import FLUSH_BOUNDS_S
+from ..append.flushes import FLUSH_BOUNDS_S
 from ..groups import Group, TopicsGroup
 from ..topic import Topic
 from .sources import Sources
@@ -39,6 +39,7 @@ _GAUGES = (
     ("segments", "segments", "{segment}", "Segment files."),
     ("unflushed", "unflushed_bytes", "By", "Bytes that this process has appended and not yet flushed."),
     ("oldest", "oldest", "us", "When the oldest batch was appended, microseconds UTC."),
+    ("newest", "newest", "us", "When the newest batch was appended, microseconds UTC."),
 )
 
 
@@ -79,25 +80,25 @@ def _record(duration: Histogram, topic: str, seconds: float) -> None:
 
 def _sent(sources: Sources) -> Iterator[Observation]:
     for topic, each in sources.partitions():
-        yield Observation(each.appended_records, _place(topic, each.partition) | {_OPERATION: "append"})
+        yield Observation(each.appended_records, _attributes(topic, each.partition) | {_OPERATION: "append"})
 
 
 def _consumed(sources: Sources) -> Iterator[Observation]:
     for group, each, count in sources.handed_out():
-        yield Observation(count, _place(*each) | {_GROUP: group, _OPERATION: "follow"})
+        yield Observation(count, _attributes(*each) | {_GROUP: group, _OPERATION: "follow"})
 
 
 def _of_partitions(field: str, sources: Sources) -> Iterator[Observation]:
     for topic, each in sources.partitions():
         value = getattr(each, field)
         if value is not None:
-            yield Observation(value, _place(topic, each.partition))
+            yield Observation(value, _attributes(topic, each.partition))
 
 
 def _lag(field: str, sources: Sources) -> Iterator[Observation]:
     for group, each, lag in sources.lags():
-        yield Observation(getattr(lag, field), _place(*each) | {_GROUP: group})
+        yield Observation(getattr(lag, field), _attributes(*each) | {_GROUP: group})
 
 
-def _place(topic: str, partition: int) -> dict[str, str]:
+def _attributes(topic: str, partition: int) -> dict[str, str]:
     return _SYSTEM | {_TOPIC: topic, _PARTITION: str(partition)}

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..append.flush_times import FLUSH_BOUNDS_S
+from ..append.flushes import FLUSH_BOUNDS_S
 from ..groups import Group, TopicsGroup
 from ..topic import Topic
 from .sources import Sources
@@ -47,14 +47,15 @@ class TopicCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """The names of the metrics. The topics are not read."""
-        return [*_metrics(Sources((), ()))]
+        return [*metrics_of(Sources((), ()))]
 
     def collect(self) -> Iterable[Metric]:
         """The present figures."""
-        return [*_metrics(self._sources)]
+        return [*metrics_of(self._sources)]
 
 
-def _metrics(sources: Sources) -> Iterator[Metric]:
+def metrics_of(sources: Sources) -> Iterator[Metric]:
+    """The metrics of these sources, each with all its samples."""
     partitions = [((topic, str(each.partition)), each) for topic, each in sources.partitions()]
     lags = [((topic, group, str(number)), lag) for group, (topic, number), lag in sources.lags()]
     for kind, name, text in _FIELDS:
@@ -62,12 +63,16 @@ def _metrics(sources: Sources) -> Iterator[Metric]:
         for labels, each in partitions:
             family.add_metric(labels, getattr(each, name))
         yield family
-    oldest = GaugeMetricFamily("loglib_oldest_timestamp_seconds", "When the oldest was appended.", labels=_PARTITION)
+    oldest, newest = (
+        GaugeMetricFamily(f"loglib_{each}_timestamp_seconds", f"When the {each} was appended.", labels=_PARTITION)
+        for each in ("oldest", "newest")
+    )
     flushes = HistogramMetricFamily("loglib_flush_duration_seconds", "Time of a flush.", labels=_PARTITION)
     bounds = [*map(str, FLUSH_BOUNDS_S), "+Inf"]
     for labels, each in partitions:
-        if each.oldest is not None:
-            oldest.add_metric(labels, each.oldest / 1e6)
+        for family, time in ((oldest, each.oldest), (newest, each.newest)):
+            if time is not None:
+                family.add_metric(labels, time / 1e6)
         times = each.flush_times
         flushes.add_metric(labels, list(zip(bounds, accumulate(times.counts), strict=True)), times.seconds)
     behind = GaugeMetricFamily("loglib_group_lag_bytes", "Bytes from the commit to the end.", labels=_GROUP)
@@ -79,4 +84,4 @@ def _metrics(sources: Sources) -> Iterator[Metric]:
     handed_out = CounterMetricFamily("loglib_group_handed_out_records", text, labels=_GROUP)
     for group, (topic, number), count in sources.handed_out():
         handed_out.add_metric((topic, group, str(number)), count)
-    yield from (oldest, flushes, behind, seconds, handed_out)
+    yield from (oldest, newest, flushes, behind, seconds, handed_out)

@@ -7,7 +7,6 @@ has no figures, and fails no export. The sources keep no topic and no member ali
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -17,10 +16,9 @@ from ..append.stats import PartitionStats, TopicStats
 from ..errors import LogError
 from ..groups import Group, TopicPartition, TopicsGroup
 from ..log.lag import Lag
+from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from ..topic import Topic
-
-__all__ = ["Sources"]
 
 _FRESH_S = 0.1  # one export reads all its instruments within this time
 
@@ -59,9 +57,9 @@ class Sources(NotCopyable):
     def _present(self) -> list[TopicStats]:
         """The stats of all topics, not older than a tenth of a second."""
         with self._lock:
-            if time.monotonic() - self._taken_at >= _FRESH_S:
+            if monotonic() - self._taken_at >= _FRESH_S:
                 self._stats = list(self._take())
-                self._taken_at = time.monotonic()
+                self._taken_at = monotonic()
             return self._stats
 
     def _take(self) -> Iterator[TopicStats]:
@@ -69,3 +67,14 @@ class Sources(NotCopyable):
             if (topic := reference()) is not None:
                 with suppress(LogError, OSError):
                     yield topic.stats()
+
+
+class TakenStats(Sources):
+    """The stats of topics that a caller has taken itself, and whose errors it has met."""
+
+    def __init__(self, stats: Iterable[TopicStats]) -> None:
+        super().__init__((), ())
+        self._stats = list(stats)
+
+    def _present(self) -> list[TopicStats]:
+        return self._stats
