@@ -21,17 +21,17 @@ from __future__ import annotations
 
 import errno as _errno
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 __all__ = [
     "BrokenStreamError", "CommitPendingError", "ConfigConflictError", "CorruptLogError", "FencedError",
-    "ForkedHandleError", "GroupBusyError", "GroupElsewhereError", "GroupMismatchError", "GroupNotFoundError",
-    "InvalidOffsetError", "LockedError", "LogClosedError", "LogError", "LogMovedError", "LogReplacedError",
-    "MissingCodecError", "NotLeaderError", "OffsetOutOfRangeError", "OffsetRange", "ReadOnlyError",
-    "RecordTooLargeError", "SourceMismatchError", "StaleGenerationError", "StorageFullError", "StorageIOError",
-    "TooFewCopiesError", "TooManyFilesError", "UnsupportedFormatError", "UntrustedPeerError", "WriterFailedError",
-    "is_out_of_descriptors", "report_appended", "report_missing", "report_not_appended", "together",
+    "FencedJobError", "ForkedHandleError", "GroupBusyError", "GroupElsewhereError", "GroupMismatchError",
+    "GroupNotFoundError", "InvalidOffsetError", "LockedError", "LogClosedError", "LogError", "LogMovedError",
+    "LogReplacedError", "MissingCodecError", "NotLeaderError", "OffsetOutOfRangeError", "OffsetRange",
+    "ReadOnlyError", "RecordTooLargeError", "ShareFullError", "ShareMismatchError", "ShareReplacedError",
+    "SourceMismatchError", "StaleGenerationError", "StorageFullError", "StorageIOError", "TooFewCopiesError",
+    "TooManyFilesError", "UnsettledError", "UnsupportedFormatError", "UntrustedPeerError", "WriterFailedError",
 ]  # fmt: skip
 
 
@@ -194,7 +194,7 @@ class LockedError(_FactsError):
     path: str
     holder: str
     advice: str = (
-        "close that writer, or open with mode='r' to read, or with shared=True to write to a partition of your own"
+        "close that writer, or open with mode='r' to read, or open both with shared=True, so that they take turns"
     )
 
     def _message(self) -> str:
@@ -256,11 +256,6 @@ class TooManyFilesError(LogError, OSError):
         super().__init__(number, text)
 
 
-def is_out_of_descriptors(error: BaseException) -> bool:
-    """True if a call failed because the process, or the system, may have no more open files."""
-    return isinstance(error, OSError) and error.errno in (_errno.EMFILE, _errno.ENFILE)
-
-
 class StaleGenerationError(_FactsError):
     """A member of a group no longer owns a partition that it reads or commits. Join the group again.
 
@@ -277,13 +272,14 @@ class StaleGenerationError(_FactsError):
 
 
 class GroupBusyError(_FactsError):
-    """The call needs a group without members. Stop its members first."""
+    """The call needs a group, or a share, without members. Stop its members first."""
 
     group: str
     members: list[str]
+    kind: str = "group"  # or "share"
 
     def _message(self) -> str:
-        return f"group {self.group} is in use by {', '.join(self.members)}; stop its members first"
+        return f"{self.kind} {self.group} is in use by {', '.join(self.members)}; stop its members first"
 
 
 class GroupNotFoundError(_FactsError, LookupError):
@@ -339,6 +335,73 @@ class LogReplacedError(_FactsError):
     _text = (
         "group {group}: {partition} is not the log in which offset {offset} was committed: {differs}; "
         "choose a place with reset_group(), or join with on_out_of_range='start'"
+    )
+
+
+class FencedJobError(_FactsError):
+    """A record is no longer in the hand that wants to settle it. Nothing was settled; another member handles it.
+
+    `by` says how it was taken away: its lease was over, its member was evicted, or the share was reset.
+    """
+
+    share: str
+    partition: int
+    offset: int
+    token: int
+    by: str
+    _text = (
+        "share {share}: the record at offset {offset} of partition {partition} is no longer in this hand: {by}; "
+        "nothing was settled, and the record is handled again"
+    )
+
+
+class UnsettledError(_FactsError):
+    """With `settle="explicit"`, the loop asks for the next record and has not settled this one. It stays in hand."""
+
+    share: str
+    partition: int
+    offset: int
+    _text = (
+        "share {share}: the record at offset {offset} of partition {partition} is not settled: call accept(), "
+        "release() or reject() before the next step of the loop, or join with settle='after'"
+    )
+
+
+class ShareMismatchError(_FactsError, ValueError):
+    """A setting of a share differs from the stored one. Leave it out, or change it with `Topic.alter_share`."""
+
+    share: str
+    name: str
+    given: object
+    stored: object
+    _text = (
+        "share {share} has {name}={stored!r}, not {given!r}: leave the argument out, or change the share for all its "
+        "members with topic.alter_share"
+    )
+
+
+class ShareFullError(_FactsError):
+    """No further record may be begun: as many as `window` allows wait or are in hand, and there are fresh ones."""
+
+    share: str
+    partition: int
+    window: int
+    _text = (
+        "share {share}: {window} records of partition {partition} wait or are in hand, which is its window, and no "
+        "other one may be begun: settle them, or allow more with topic.alter_share(window=...)"
+    )
+
+
+class ShareReplacedError(_FactsError):
+    """The log is not the one whose records a share has settled: it was restored, or lost records. Check the topic."""
+
+    share: str
+    partition: int
+    offset: int  # the first one that the share has not begun
+    differs: str
+    _text = (
+        "share {share}: partition {partition} is not the log whose records before offset {offset} were begun: "
+        "{differs}; choose a place with topic.reset_share()"
     )
 
 
@@ -468,7 +531,9 @@ class ConfigConflictError(_FactsError, ValueError):
     fixed: bool = False
 
     def _message(self) -> str:
-        way_out = "copy the records to a new topic" if self.fixed else 'open it with mode="a" to change it'
+        way_out = 'open it with mode="a" and alter=True to change it'
+        if self.fixed:
+            way_out = "copy the records to a new topic"
         if self.name == "partitions":
             way_out += ", or add some with Topic.add_partitions: keys move then, and the number can only rise"
         created = f"{self.path} was created with {self.name}={self.stored!r}, not {self.given!r}"
@@ -528,56 +593,3 @@ class UntrustedPeerError(_FactsError):
     doing: str
     why: str
     _text = "no trust while {doing}: {why}"
-
-
-# --- the records that an error names ---------------------------------------------------------------
-
-
-def together(errors: Sequence[Exception]) -> Exception:
-    """Return the most important of these errors, which then names the lost records of all.
-
-    Its `errors` are the others. The order of importance: a writer that must be reopened, a failing disk, a
-    full disk, other errors of loglib, and then unexpected errors (such as no memory).
-    """
-    first = max(errors, key=_importance)
-    others = [each for each in errors if each is not first]
-    for each in others:
-        first.add_note(f"also: {each!r}")
-        if isinstance(first, LogError):
-            first.errors = (*first.errors, each)
-            if isinstance(each, LogError):
-                first.take_over(each)
-    return first
-
-
-def _importance(error: Exception) -> int:
-    order = (OSError, LogError, StorageFullError, StorageIOError, WriterFailedError)  # the last that fits counts
-    return max((rank for rank, kind in enumerate(order, 1) if isinstance(error, kind)), default=0)
-
-
-def report_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
-    """Add to the error the records that its call had already appended."""
-    known: tuple[OffsetRange, ...] = getattr(error, "appended", ())
-    ranges = (*ranges, *known)
-    if ranges or isinstance(error, LogError):
-        vars(error)["appended"] = ranges
-
-
-def report_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int]]) -> None:
-    """Add to the error the records of its call that are not in the log. `indexes` has the call's, by partition."""
-    missing: list[int] = []
-    ranges: tuple[OffsetRange, ...] = getattr(error, "appended", ())
-    count = sum(map(len, indexes.values()))
-    for partition, each in indexes.items():
-        missing += each[sum(len(offsets) for number, offsets in ranges if number == partition) :]
-    report_missing(error, tuple(sorted(missing)), count)
-
-
-def report_missing(error: BaseException, missing: Sequence[int], count: int) -> None:
-    """Add to the error the indexes of its call's records that are not in the log, of `count` records."""
-    appended: tuple[OffsetRange, ...] = getattr(error, "appended", ())
-    if not appended and not isinstance(error, LogError):  # a refused call has appended nothing
-        return
-    vars(error)["not_appended"] = missing
-    if appended:
-        error.add_note(f"{count - len(missing)} of this call's {count} records are in the log; not_appended: the rest")

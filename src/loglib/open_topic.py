@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from .append.access import Access
 from .append.handles import Handles
@@ -20,8 +20,6 @@ from .config.lazy import called_later
 from .config.policies import TopicConfig
 from .partition import Partition
 from .system.files import Files
-
-__all__ = ["OpenTopic", "open_for_reading"]
 
 _open_topic = called_later("loglib.topic", "open_topic")
 
@@ -32,11 +30,15 @@ class OpenTopic(ABC):
     path: str  # absolute, or the URI of a place
     name: str
     log_id: bytes
-    config: TopicConfig
     _files: Files
     _clock: Callable[[], int]  # microseconds UTC
     _handles: Handles
     _placement: Placement
+
+    @property
+    @abstractmethod
+    def config(self) -> TopicConfig:
+        """The topic's policies now."""
 
     @property
     @abstractmethod
@@ -53,7 +55,9 @@ class OpenTopic(ABC):
         """The partition with this number; `ValueError` if there is none."""
 
 
-def open_for_reading(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTopic]:
-    """Open the topic at a path or URI for reading. The end of the `with` statement closes it."""
-    opened: AbstractContextManager[OpenTopic] = _open_topic(path, mode="r")
+def open_for_reading(topic: OpenTopic | str | os.PathLike[str]) -> AbstractContextManager[OpenTopic]:
+    """Open the topic at a path or URI for reading, until the end of the `with` statement. An open topic stays open."""
+    if isinstance(topic, OpenTopic):
+        return nullcontext(topic)
+    opened: AbstractContextManager[OpenTopic] = _open_topic(topic, mode="r")
     return opened

@@ -10,34 +10,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .append.access import Access
 from .append.batching import Load, append_loads, append_numbered, weigh
 from .append.record_arguments import HeadersLike, gather_columns, record_columns
-from .append.transfer import read_frame, send
 from .config.arguments import Time, check_count, parse_start
 from .config.times import to_text
-from .errors import OffsetOutOfRangeError, report_not_appended
+from .errors import OffsetOutOfRangeError
 from .format.display import Shown, sized
 from .format.header import NO_PRODUCER
 from .format.record import OffsetRange, Position
 from .log.lookup import before_end, resolve
 from .log.producers import parse_producer, producer_id
-from .log.readable import Readable, ReadArchive, Sources
+from .log.readable import Readable, Sources
 from .log.recovery import Recovery
-from .log.verify import Progress, VerifyReport, size_of, verify_log
 from .retention import SegmentDecision
 from .segment import SegmentInfo
+from .system.failures import report_not_appended
 from .system.not_copyable import NotCopyable
 
-__all__ = ["Partition", "Partitions"]
+if TYPE_CHECKING:
+    from .log.lag import Lag
+    from .log.verify import Progress, VerifyReport
 
 
 class Partition(Shown, Readable, NotCopyable):
     """One partition of a topic; made by `Topic`, never directly."""
 
-    def __init__(self, access: Access, read_archive: ReadArchive) -> None:
+    def __init__(self, access: Access, read_archive: Callable[..., Any]) -> None:
         self.id = access.id
         self.path = access.directory
         self._access = access
@@ -73,7 +74,8 @@ class Partition(Shown, Readable, NotCopyable):
     @property
     def log_end_offset(self) -> int:
         """The offset that the next record will get; without a writer here, the high watermark."""
-        return self.high_watermark if (writer := self._access.open_writer) is None else writer.next_offset
+        writer = self._access.open_writer
+        return self.high_watermark if writer is None or writer.is_parked else writer.next_offset
 
     def offset_before_end(self, records: int) -> int:
         """The offset of the first of the last `records` records: the log start if there are fewer.
@@ -185,6 +187,8 @@ class Partition(Shown, Readable, NotCopyable):
         If writing fails, all batches of the frame in the same segment are undone. The error's `resume_at` is the
         sender's offset to continue from, and its `appended` has the ranges before it.
         """
+        from .append.transfer import read_frame
+
         writer = self._access.writer()
         batches = read_frame(source, max_record_bytes=self._access.config.max_record_bytes)
         if not batches:
@@ -220,20 +224,36 @@ class Partition(Shown, Readable, NotCopyable):
         `os.sendfile` sends the bytes from the page cache to the target; `receive` takes them. It sends whole
         batches up to `max_bytes`, but at least one. If `start` is the high watermark, it sends nothing.
         """
+        from .append.transfer import send
+
         if type(start) is not int or type(max_bytes) is not int:
             raise TypeError(f"an offset and a number of bytes must be whole numbers, not {start!r} and {max_bytes!r}")
         return send(self._access.log, to, start, max_bytes=max_bytes)
 
-    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+    def verify(self, *, progress: Progress | None = None, tail_only: bool = False) -> VerifyReport:
         """Read and check everything below the high watermark, and report all damage in `VerifyReport.damage`.
 
         `progress` is called after each block of batches with two numbers of bytes: those that are checked, and all.
+        With `tail_only` it checks the end of the log alone, as `Topic.verify` does.
         """
+        from .log.verify import verify_logs
+
+        return verify_logs([self._access.log], progress, tail_only=tail_only)
+
+    def lag(self, offset: int, *, count_records: bool = False) -> Lag:
+        """The lag of a reader that will read `offset` next: bytes to the high watermark, and the age of that record.
+
+        It is for positions that are not those of a group. An offset that retention has dropped counts as the log start,
+        and one at or above the high watermark is no lag. `count_records` also counts the records, by reading the
+        header of each batch. Raises `CorruptLogError` if the header of the record's batch is damaged.
+        """
+        from .log.lag import measure_lag
+
+        self._access.handles.check_open()
         log = self._access.log
-        if progress is None:
-            return verify_log(log)
-        size = size_of(log)
-        return verify_log(log, lambda done: progress(done, size))
+        found = measure_lag(log, offset, now_us=self._access.clock(), count_records=count_records)
+        log.release_files()  # so that few of thousands of logs have open files
+        return found
 
     # --- housekeeping ----------------------------------------------------------------------------
 
@@ -258,12 +278,14 @@ class Partition(Shown, Readable, NotCopyable):
         With the high watermark as `offset`, all flushed records are dropped, after a new segment is begun. Raises
         `OffsetOutOfRangeError` for an offset outside the log, and `LockedError` if another process writes here.
         """
-        writer, mark = self._access.writer(), self._access.log.mark()
-        if not mark.log_start_offset <= offset <= mark.flushed_end:
-            raise OffsetOutOfRangeError(self.id, offset, mark.log_start_offset, mark.flushed_end)
-        if offset == mark.flushed_end and offset == writer.next_offset:
-            writer.roll()
-        writer.drop_before(self._access.log.index.find(offset) or 0)
+        writer = self._access.writer()
+        with writer.held():
+            mark = self._access.log.mark()
+            if not mark.log_start_offset <= offset <= mark.flushed_end:
+                raise OffsetOutOfRangeError(self.id, offset, mark.log_start_offset, mark.flushed_end)
+            if offset == mark.flushed_end and offset == writer.next_offset:
+                writer.roll()
+            writer.drop_before(self._access.log.index.find(offset) or 0)
         return self.log_start_offset
 
 
@@ -273,7 +295,7 @@ class Partitions(NotCopyable):
     Two threads that add a partition together keep the same one.
     """
 
-    def __init__(self, make_access: Callable[[int], Access], read_archive: ReadArchive) -> None:
+    def __init__(self, make_access: Callable[[int], Access], read_archive: Callable[..., Any]) -> None:
         self._make_access = make_access
         self._read_archive = read_archive
         self._made: dict[int, tuple[Access, Partition]] = {}

@@ -16,16 +16,11 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from .config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, SEGMENTS_KEPT, Retention
 from .config.quantities import microseconds
 from .log.ages import BELIEVED_AFTER_US, Age
-
-__all__ = [
-    "ArchiveFloors", "ArchiveHold", "Candidate", "Hold", "RetentionPlan", "Sealed", "SegmentDecision", "Space",
-    "due", "reason_to_keep", "segment_limit",
-]  # fmt: skip
 
 
 class Space(NamedTuple):
@@ -52,38 +47,31 @@ class Sealed(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """The commit of the slowest group. Segments that end above it are held."""
+    """The commit of the slowest group: segments that end above it must stay."""
 
-    group: str
-    offset: int | None  # None: the group has no commit here
+    holder: str  # the group; of an `ArchiveHold` the path of the archive's directory
+    offset: int | None  # None: all of the partition stays, since the holder has nothing of it
 
     def keeps(self, segment: Sealed) -> bool:
         return self.offset is None or segment.end_offset > self.offset
 
     def __str__(self) -> str:
         done = "has committed nothing" if self.offset is None else f"has committed offset {self.offset}"
-        return f"group {self.group} {done}"
+        return f"group {self.holder} {done}"
 
 
-class ArchiveHold(NamedTuple):
-    """The offset up to which an archive holds a partition safely. Segments that end above it stay."""
+class ArchiveHold(Hold):
+    """The end of what an archive holds safely: segments that end above it must stay."""
 
-    archive: str  # path of its directory
-    offset: int | None  # None: it has nothing of the partition, or cannot be read
-
-    def keeps(self, segment: Sealed) -> bool:
-        return segment.end_offset > (self.offset or 0)
+    __slots__ = ()
 
     def __str__(self) -> str:
         done = "nothing" if self.offset is None else f"offsets below {self.offset}"
-        return f"the archive {self.archive} has held {done} for its grace time"
+        return f"the archive {self.holder} has held {done} for its grace time"
 
 
-class ArchiveFloors(Protocol):
-    """The archive of one topic. Raises nothing: an archive that cannot be read holds nothing."""
-
-    def hold(self, partition: int, start: int) -> ArchiveHold:
-        """The end of what it has of the partition, without a gap from the offset `start` on."""
+# What an archive has of a partition, without a gap from an offset on. Raises nothing.
+ArchiveHolds = Callable[[int, int], ArchiveHold]
 
 
 class Candidate(NamedTuple):
@@ -100,7 +88,7 @@ class RetentionPlan(NamedTuple):
     """The segments of a partition to drop, oldest first, as one reason each; and what prevents the next due one."""
 
     reasons: list[str]
-    blocker: Hold | ArchiveHold | None = None
+    blocker: Hold | None = None
     held_against: str = ""  # the reason to drop the segment that is held
 
 
@@ -191,7 +179,7 @@ class _Front:
         """The reason to drop the oldest segment by age or bytes; empty if there is none."""
         return "" if self.oldest is None else self._beyond(self.oldest, self._policy.age, self._policy.bytes)
 
-    def blocker(self) -> Hold | ArchiveHold | None:
+    def blocker(self) -> Hold | None:
         """The hold on the oldest segment. A hold of a group ends beyond its ceiling."""
         if self.oldest is not None and (unarchived := self._unarchived(self.oldest)) is not None:
             return unarchived

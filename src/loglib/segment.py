@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, NoReturn, Self
 
-from .errors import CorruptLogError, StorageIOError
+from .errors import CorruptLogError, StorageIOError, UnsupportedFormatError
 from .format.batch import Batch, Source, stored_header, take
 from .format.header import HEADER_BYTES as BATCH_HEADER_BYTES
 from .format.header import BadBatch, Header, NewerBatch, crc32c, layout, parse_header, unchecked_header
@@ -41,11 +41,13 @@ from .system.files import Files
 from .system.not_copyable import NotCopyable
 
 __all__ = [
-    "HEADER_BYTES", "MAX_PRODUCERS", "NO_TIMESTAMP", "Identity", "ProducerState", "SegmentHeader", "SegmentInfo",
-    "SegmentReader", "create_segment", "first_segment", "parse_beside_name", "parse_producers_name",
-    "parse_segment_name", "producers_name", "read_producers", "read_segment_header", "segment_name", "write_producers",
+    "HEADER_BYTES", "MAX_PRODUCERS", "NO_TIMESTAMP", "START_HEADER", "Identity", "ProducerState", "SegmentHeader",
+    "SegmentInfo", "SegmentReader", "attach_segment", "create_segment", "first_segment", "keep_start_header",
+    "kept_start_header", "parse_beside_name", "parse_producers_name", "parse_segment_name", "producers_name",
+    "read_producers", "read_segment_header", "segment_name", "write_producers",
 ]  # fmt: skip
 
+START_HEADER = "start.header"
 # Headers are read in windows: at first a few headers, then as many as one read can hold.
 _FIRST_WINDOW = 4 << 10
 _LARGEST_WINDOW = 256 << 10
@@ -147,6 +149,29 @@ def read_producers(
     return (*decode_producers(content), *header.producers)
 
 
+def keep_start_header(directory: Directory, identity: Identity, base: int, permissions: int) -> None:
+    """Keep a copy of the header of the segment at which the log begins from now on, in `start.header`. Synced.
+
+    A damaged header is rebuilt from the segment before it. When that segment is dropped, only the copy still has the
+    facts that link the log to an archive or a tier: the batch before the segment, the largest event time and the
+    producers. A damaged header is not kept. On a full disk nothing is kept either: the pass of retention that frees it
+    must go through.
+    """
+    with suppress(CorruptLogError, OSError):
+        path = directory.path_of(segment_name(base))
+        header = read_segment_header(directory.files, path, identity, within=directory)
+        directory.replace(START_HEADER, header.encode(), permissions)
+
+
+def kept_start_header(directory: Directory, identity: Identity, base: int) -> SegmentHeader | None:
+    """The header that was kept of this segment; None if there is no whole one."""
+    with suppress(CorruptLogError, UnsupportedFormatError, OSError):
+        header = SegmentHeader.decode(directory.read_whole(START_HEADER, HEADER_BYTES), directory.path_of(START_HEADER))
+        if (header.log_id, header.partition, header.base_offset) == (*identity[:2], base):
+            return header
+    return None
+
+
 def read_segment_header(
     files: Files, path: str, identity: Identity, *, within: Directory | None = None
 ) -> SegmentHeader:
@@ -163,7 +188,7 @@ class SegmentReader(NotCopyable):
 
     With `base_offset` (from the file's name) the segment header is not read, and there is no `header`. This is for
     reading around damage: the salt of a batch's CRC proves its log. With `within`, an open directory, the file is
-    looked up there by its name, and the path is only for messages.
+    looked up there by its name, and the path is only for messages. With `fd` the file is open already, and stays so.
     """
 
     header: SegmentHeader
@@ -177,13 +202,14 @@ class SegmentReader(NotCopyable):
         *,
         base_offset: int | None = None,
         within: Directory | None = None,
+        fd: int | None = None,
     ) -> None:
         self._files = files
         self.salt = identity.salt
         self.partition = identity.partition
         self.path = path
         self._after = -1, b""  # the offset after the batches that were read last, and the first bytes there
-        self._fd = _open(files, path, within)
+        self._fd, self._is_own = (_open(files, path, within), True) if fd is None else (fd, False)
         if base_offset is not None:
             self.base_offset = base_offset
             return
@@ -207,7 +233,8 @@ class SegmentReader(NotCopyable):
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            self._files.close(fd)
+            if self._is_own:
+                self._files.close(fd)
 
     def end_of_file(self) -> int:
         """The offset at which the file ends now. The bytes below it may be damaged."""

@@ -1,11 +1,8 @@
 """Topic: N partitions in one directory.
 
 Invariant: the directory describes itself. `topic.json` has the format version, the log id that salts each checksum, and
-the policies. A topic is built aside and renamed, so a directory with a `topic.json` is whole. An argument that differs
-from it is an error, or changes it with a line in the log.
-
-Writers: with mode="a", a topic holds the locks of all its partitions, so a second writer is refused. With shared=True
-it takes the lock of a partition when it first appends there. Several processes then append to different partitions.
+the policies. A topic is built aside and renamed, so a directory with a `topic.json` is whole. What it has counts: an
+argument that differs is an error, or is ignored with a line in the log, or changes it (`alter=True`).
 
 Threads: safe for all.
 """
@@ -27,49 +24,42 @@ from .append.access import Access, access_of, check_still, own_all
 from .append.appends import Appends
 from .append.background import Background
 from .append.handles import Handles
+from .append.live_policies import LivePolicies, to_change
 from .append.partitioner import BUILT_IN, Partitioner, name_of
 from .append.placement import Placement
 from .append.retention_pass import RetentionRunner
-from .config.arguments import partition_number, topic_path
+from .append.turns import Turns
+from .config.arguments import check_options, partition_number, topic_path
 from .config.lazy import called_later
-from .config.policies import FIXED, Policies, TopicConfig
-from .config.quantities import Duration
+from .config.policies import FIXED, POLICY_NAMES, Policies, TopicConfig
+from .config.quantities import Duration, seconds
 from .config.uri import is_remote
-from .copies.parts import parts_of
-from .errors import (
-    ConfigConflictError,
-    ForkedHandleError,
-    LogClosedError,
-    LogError,
-    LogMovedError,
-    together,
-)
+from .copies.parts import Parts, check_durability, parts_of
+from .errors import ForkedHandleError, LogClosedError, LogError
 from .format.codec import codec_id
 from .format.display import Shown, sized
-from .groups import administration
-from .groups.grouped_topic import GroupedTopic, committed_of
-from .log import catalog, copy_role, topic_file
+from .groups.grouped_topic import committed_of
+from .jobs.sharing_topic import SharingTopic
+from .log import catalog, topic_file
 from .log.log import Log
 from .log.readable import Readable, Sources
-from .log.verify import Progress, VerifyReport, verify_topic
 from .partition import Partition, Partitions
 from .retention import SegmentDecision
-from .segment import Identity
 from .system.clock import SYSTEM, clock_of
-from .system.directory import Directory
+from .system.failures import together
 from .system.files import REAL, Files
-from .system.mounts import warn_of_other_hosts
+from .system.lock import warn_of_other_hosts
 from .system.process import at_exit, forking, in_child, is_interrupting, leave_parent, try_each
 from .system.reentry import refuse
+from .transactions.notifications import notify
 from .transactions.participant import Participant
 
-if TYPE_CHECKING:  # loaded when a topic has copies, or segments elsewhere
-
-    from .copies.member_list import Acks
+if TYPE_CHECKING:  # loaded when a topic has copies, is verified, or asked for figures
+    from .append.stats import AppendTimes
     from .copies.replica import ReplicaState
     from .copies.replica_set import ReplicaSet
-
-__all__ = ["Topic", "open_topic"]
+    from .copies.roster import Acks
+    from .log.verify import Progress, VerifyReport
 
 logger = logging.getLogger("loglib")
 
@@ -79,45 +69,42 @@ _with_tail = called_later("loglib.offload.archive_reader", "with_tail")
 _floors_of = called_later("loglib.offload.safe_offset", "floors_of")
 _assemble = called_later("loglib.copies.assemble", "assemble")
 _check_new = called_later("loglib.copies.roster", "check_new")
+_check_no_members = called_later("loglib.jobs.administration", "check_no_members")
 _new_fence = called_later("loglib.transactions.group_commits", "StoreFence")
 
 
-class Topic(Shown, Appends, Readable, GroupedTopic):
+class Topic(Shown, Appends, Readable, SharingTopic):
     """A named, partitioned log. Open one with `Topic.open`."""
 
     def __init__(
         self,
-        path: str,
+        parts: Parts,
         log_id: bytes,
         config: TopicConfig,
+        stamp: topic_file.Stamp | None,
         *,
         mode: Literal["a", "r"],
         shared: bool,
+        wait: Duration,
         partitioner: Partitioner | None,
-        files: Files,
         clock: Callable[[], int],
-        donors: tuple[str, ...] = (),
-        opened_by: tuple[str, str | None] | None = None,
-        make_log: Callable[[Files, str, Identity], Log] = Log,
-        replicas: ReplicaSet | None = None,
-        grows: bool = False,
-        background: bool = True,
+        replicas: ReplicaSet | None,
+        background: bool,
     ) -> None:
-        """`grows`: partitions may be added while the topic is open."""
-        self.path = path
+        files, make_log = parts.logs(log_id)
+        self.path = path = parts.path
         self.name = os.path.basename(path)
         self.log_id = log_id
-        self.config = config
         self.mode = mode
         self._shared = shared
         self._files = files
         self._clock = clock
-        self._opened_by = opened_by or (path, None)  # path or URI, and place: how another process opens it for reading
+        self._parts = parts
         self._handles = Handles()
         self._handles.topic = weakref.ref(self)
         self._replicas = replicas
         self._released = False
-        self._oldest: dict[int, tuple[int, int]] = {}  # of each partition: its log start, and the append time there
+        self._append_times: AppendTimes = {}  # that `stats` has read
         self._unended: list[Exception] = []  # errors of readers and groups when the topic was closed
         self._failed: list[tuple[Access, Exception]] = []  # partitions whose closing raised, with the errors
         self._serving = Participant(files, path, self._handles, clock)
@@ -125,23 +112,34 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
             files, path, config, clock_of(clock),
             shared=self.shared, committed=partial(committed_of, weakref.ref(self)), archives=_floors_of,
         )  # fmt: skip
+        if self.shared:
+            turns = Turns(files, path, seconds("wait", wait), config.permissions)
+            self._handles.turns = self._retention.turns = turns
         make_access = partial(
-            access_of, path, log_id, donors, files=files, config=config,
+            access_of, path, log_id, parts.donors, files=files, config=config,
             writable=mode == "a", clock=clock, handles=self._handles, retention=self._retention,
             check=partial(check_still, files, path, config.partitions) if shared else None,
             on_hold=self._serving.apply if shared else None,
+            on_foreign_hold=partial(notify, files, path),
             make_log=make_log, replicated=replicas,
         )  # fmt: skip
-        self._grows = grows
+        # True if partitions may be added while the topic is open.
+        self._grows = parts.place is None and (shared or mode == "r")
         self._partitions = Partitions(make_access, _with_tail)
         self._partitions.grow(config.partitions)
         accesses = self._partitions.accesses()
         self._placement = Placement(
             path, accesses, self._handles, partitioner, named=config.partitioner, writable=mode == "a"
         )
-        self._background = Background(self._handles, accesses, self._retention, may_have_thread=background)
+        self._policies = LivePolicies(
+            parts.files, path, log_id, config, self._retention, self._partitions.accesses, self._serving.listen,
+            stamp, may_change=parts.place is None,
+        )  # fmt: skip
+        self._serving.look_soon = self._policies.look_soon
+        self._policies.background = self._background = Background(
+            self._handles, accesses, self._retention, self._policies.look, may_have_thread=background
+        )
         self._read_archive, self._new_fence = _with_tail, _new_fence
-        self._donors = donors
         if mode == "a":
             self._start_writing()
 
@@ -154,10 +152,11 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         partitioner: Literal["crc32", "murmur2"] | Partitioner | None = None,
         **policies: Unpack[Policies],
     ) -> Topic:
-        """Create a topic in the directory `path`, and open it for appending. The arguments are those of `open`.
+        """Create a topic with these policies in the directory `path`, and open it for appending, as `open` does.
 
         Raises `FileExistsError` if there is a topic.
         """
+        check_options(cls.create, policies, POLICY_NAMES)
         if cls.exists(path):
             raise FileExistsError(errno.EEXIST, "there is a topic here; Topic.open opens it", os.fsdecode(path))
         return cls.open(path, create=True, partitions=partitions, partitioner=partitioner, **policies)
@@ -167,7 +166,7 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         """True if the directory `path` has a topic. `ValueError` for the URI of an object store."""
         if is_remote(os.fsdecode(path)):
             raise ValueError("this is a URI of an object store, and not a directory; open it with mode='r'")
-        return REAL.exists(os.path.join(topic_path(path), topic_file.NAME))
+        return topic_file.exists(REAL, topic_path(path))
 
     @classmethod
     def open(
@@ -177,6 +176,7 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         mode: Literal["a", "r"] = "a",
         create: bool = False,
         shared: bool = False,
+        wait: Duration = 5.0,
         partitions: int | None = None,
         partitioner: Literal["crc32", "murmur2"] | Partitioner | None = None,
         donors: Iterable[str | os.PathLike[str]] = (),
@@ -185,23 +185,26 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         acks: Acks | None = None,
         replica_timeout: Duration = 1.0,
         forget_replicas: Sequence[str | os.PathLike[str]] = (),
+        alter: bool = False,
         **policies: Unpack[Policies],
     ) -> Topic:
         """Open the topic in the directory `path`. The name of the directory is the name of the topic.
 
         With mode="a", the default, the topic is open for appending and reading. With `create`, a topic that does not
         exist is created. Opening recovers the log after a crash, and takes the locks of all partitions. With `shared`,
-        several processes append to one topic: each takes the lock of a partition when it first appends there. With
-        mode="r" nothing is locked, created or written.
+        several processes append to one topic, and take turns at its partitions; one that is stopped, or that has the
+        topic without `shared`, is waited for up to `wait` (a duration) at each of its partitions. With mode="r" nothing
+        is locked, created or written.
 
         With mode="r", `path` may also be a place that `loglib.offload.tier` has filled: a directory, or a URI such as
         "s3://bucket/logs/clicks". Its content at opening is read, and `follow` ends at its end. With `tier=place` the
         topic in the directory begins where that place begins: what retention has dropped is read from the place, and
         the rest from the directory, as one range of offsets. Object stores need the extra [arrow].
 
-        The policies are stored with the topic, and need not be given again. A policy that differs from the stored one
-        replaces it, as `alter` does. A duration is a number of seconds, a timedelta, or text such as "90s" or "7d"; a
-        size is a number of bytes, or text such as "64MiB".
+        The policies are stored with the topic, and need not be given again. The stored ones count, so that a restart
+        undoes no change of an operator: a policy that differs is ignored, with a warning in the log. With `alter=True`
+        it replaces the stored one, as the method `alter` does. A duration is a number of seconds, a timedelta, or text
+        such as "90s" or "7d"; a size is a number of bytes, or text such as "64MiB".
 
         - `partitions`: int from 1 to 10,000, by default 1. Order, parallel reading and locking are by partition. A
           writer keeps three files open for each. It cannot change.
@@ -243,10 +246,11 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         reached; `ConfigConflictError` for another number of partitions or partitioner, and with mode="r" for any other
         policy that differs; `ValueError` and `TypeError` for invalid arguments.
         """
+        check_options(cls.open, policies, POLICY_NAMES)
         return open_topic(
-            path, mode=mode, create=create, shared=shared, partitions=partitions, partitioner=partitioner,
+            path, mode=mode, create=create, shared=shared, wait=wait, partitions=partitions, partitioner=partitioner,
             donors=donors, tier=tier, replicas=replicas, acks=acks, replica_timeout=replica_timeout,
-            forget_replicas=forget_replicas, **policies,
+            forget_replicas=forget_replicas, alter=alter, **policies,
         )  # fmt: skip
 
     @staticmethod
@@ -257,7 +261,7 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         `FileNotFoundError` if there is no topic, `LockedError` if a writer has it, and `GroupBusyError` if a group
         that is stored with it has members. Readers get `LogMovedError`.
         """
-        catalog.delete(path, check_unused=administration.check_no_members)
+        catalog.delete(path, check_unused=_check_no_members)
 
     @staticmethod
     def add_partitions(path: str | os.PathLike[str], partitions: int) -> None:
@@ -273,7 +277,7 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
 
         Raises `ValueError` if the topic has that many or more, and the errors of `delete`.
         """
-        catalog.add_partitions(path, partitions, check_unused=administration.check_no_members)
+        catalog.add_partitions(path, partitions, check_unused=_check_no_members)
 
     def __enter__(self) -> Topic:
         return self
@@ -304,8 +308,13 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         if self.mode == "a":
             said = "holds locks and cannot be pickled; pickle its path, or a topic with mode='r'"
             raise TypeError(f"topic {self.path} {said}")
-        path, tier = self._opened_by
-        return partial(Topic.open, mode="r", tier=tier, donors=self._donors), (path,)
+        path, tier = self._parts.opened_by
+        return partial(Topic.open, mode="r", tier=tier, donors=self._parts.donors), (path,)
+
+    @property
+    def config(self) -> TopicConfig:
+        """The policies of the topic now. A change by any process is here, and in use, within a second."""
+        return self._policies.read() if self.mode == "r" else self._policies.config
 
     @property
     def closed(self) -> bool:
@@ -320,30 +329,28 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
     def alter(self, **policies: Unpack[Policies]) -> None:
         """Change policies, such as `retention=Retention(...)`, now and for later openings of the topic.
 
-        The names are the same as in `Topic.open`. Other processes that have the topic open (with shared=True, or for
-        reading) use the old policies until they open it again. The number of partitions and the partitioner cannot
-        change, because keys would move: `ValueError`. Each change is logged.
+        The names are the same as in `Topic.open`. All processes that have the topic open use the new policies within a
+        second; a topic without a thread, because no policy goes by the clock, when it flushes. With `shared=True` a
+        topic is opened to change it beside its writer. The number of partitions and the partitioner cannot change,
+        because keys would move: `ValueError`. Each change is logged. It works on a full disk, where a smaller
+        `retention` makes room; `StorageFullError` if nothing could be stored. An error of `append` comes from records
+        that waited, and the policies have changed then.
         """
         self._placement.check_writable()
         self._refuse_inside()
+        check_options(self.alter, policies, {*POLICY_NAMES, *FIXED})
         for name in FIXED:
             if name in policies:
                 raise ValueError(f"{name} of an existing topic cannot change: keys would move; copy to a new topic")
-        if self._replicas is not None and policies.get("durability", "disk") != "disk":
-            raise ValueError("a topic with replicas has durability='disk'")
-        with Directory.open(self._files, self.path) as directory:
-            if not all(writer.is_in(directory) for writer in list(self._handles.writers)):
-                raise LogMovedError(self.path, "has other partitions than those that were locked")
-            directory.lock_for_a_moment("whoever changes its policies", advice="try again")
-            if self._replicas is None:
-                copy_role.check_leader(self._files, self.path)
-            described = topic_file.read(self._files, self.path)
-            before = self.config if described is None else described[1]  # another process may have changed it
-            config = before.changed(policies)
-            topic_file.write(directory, self.log_id, config)
-        for name, value in policies.items():
-            logger.info("%s: %s is %r now, and was %r", self.path, name, value, getattr(before, name))
-        self._use(config)
+        if self._replicas is not None:
+            check_durability(policies)
+        codec_id(self.config.changed(policies).compression)  # a topic whose codec is missing could not be opened
+        try:
+            with self._policies.lock:
+                writers, is_member = list(self._handles.writers), self._replicas is not None
+                self._policies.use(self._policies.store(policies, writers, is_member=is_member))
+        finally:
+            self._background.look_soon()  # a look may have been skipped while the lock was held
 
     # --- partitions ------------------------------------------------------------------------------
 
@@ -377,7 +384,7 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         described = topic_file.read(files, path)
         if described is not None and described[0] == self.log_id:  # otherwise the readers say that it was moved
             self._partitions.grow(described[1].partitions)
-            self.config = replace(self.config, partitions=len(self._partitions))
+            self._policies.config = replace(self._policies.config, partitions=len(self._partitions))
 
     def _logs(self) -> list[Log]:
         return [each.log for each in self._accesses]
@@ -388,14 +395,19 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         self._handles.check_open()
         return Sources(self._logs(), self._clock, self._handles.track, self._logs if self._grows else None)
 
-    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+    def verify(self, *, progress: Progress | None = None, tail_only: bool = False) -> VerifyReport:
         """Read and check everything, and report all damage: file, byte, and lost offsets.
 
         Changes nothing. `Partition.verify` does the same for one partition. `progress` is called after each block of
-        batches with two numbers of bytes: those that are checked, and those of the whole topic.
+        batches with two numbers of bytes: those that are checked, and those of the whole topic. With `tail_only` it
+        checks of each partition only the watermark, the sizes of the segments, the headers of the last two and the last
+        batch, which are a few reads.
         """
+        from .log.verify import VerifyReport, verify_description, verify_logs
+
         self._handles.check_open()
-        return verify_topic(self._files, self.path, self.log_id, self._logs(), progress)
+        described = verify_description(self._files, self.path, self.log_id)
+        return VerifyReport.of_all([described, verify_logs(self._logs(), progress, tail_only=tail_only)])
 
     def replicas(self) -> list[ReplicaState]:
         """The directories of a topic with replicas: how far each is, and why it is left out. This one is the first.
@@ -424,9 +436,13 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         """
         if dry_run:
             self._handles.check_open()
+            if self.mode == "r":
+                self._policies.read()
             return self._retention.explain(range(len(self.partitions)))
         self._placement.check_writable()
         self._refuse_inside()
+        if not self._policies.watched:
+            self._policies.look()
         return self._retention.retain()
 
     def close(self) -> None:
@@ -454,6 +470,8 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
         self._background.stop()
         self._unended += self._handles.end_readers()
         try_each(self._partitions.accesses(), Access.close, self._failed)
+        if self._handles.turns is not None:
+            self._handles.turns.close()
         if self._replicas is not None:
             self._replicas.close()
         unforeseen = [each for each in self._failed if not isinstance(each[1], LogError | OSError)]
@@ -469,8 +487,8 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
 
     def _is_interrupted(self) -> bool:
         """True if this thread is in the middle of another call on this topic."""
-        parts = self._partitions
-        return is_interrupting([self, *parts.all(), *parts.accesses(), *self._handles.writers, self._retention])
+        parts, others = self._partitions, [self._retention, self._policies, self._background]
+        return is_interrupting([self, *parts.all(), *parts.accesses(), *self._handles.writers, *others])
 
     def _refuse_inside(self) -> None:
         """`LogError` in the middle of another call of this thread: what the call holds may be waited for."""
@@ -494,24 +512,12 @@ class Topic(Shown, Appends, Readable, GroupedTopic):
                 else:
                     self._replicas.begin([each.writer() for each in self._accesses])
             self._serving.apply()
-            self._background.begin(self.config)
-            if self._background.has_thread and self._files.real:
-                self._serving.listen()
+            self._policies.begin()
         except BaseException:
             self.close()
             raise
         _in_child.add(self._abandon_in_child)
         at_exit.add(self.close)
-
-    def _use(self, config: TopicConfig) -> None:
-        """Use these policies from now on."""
-        self.config = config
-        self._retention.use(config)
-        for access in self._accesses:
-            access.use(config)
-        self._background.use(config)
-
-
 
 
 def open_topic(
@@ -521,6 +527,7 @@ def open_topic(
     clock: Callable[[], int] = SYSTEM,
     mode: Literal["a", "r"] = "a",
     shared: bool = False,
+    wait: Duration = 5.0,
     create: bool = True,
     partitions: int | None = None,
     partitioner: Literal["crc32", "murmur2"] | Partitioner | None = None,
@@ -530,6 +537,7 @@ def open_topic(
     acks: Acks | None = None,
     replica_timeout: Duration = 1.0,
     forget_replicas: Sequence[str | os.PathLike[str]] = (),
+    alter: bool = False,
     background: bool = True,
     **policies: Unpack[Policies],
 ) -> Topic:
@@ -541,6 +549,8 @@ def open_topic(
     """
     if mode not in ("a", "r"):
         raise ValueError(f"mode must be 'a' or 'r', not {mode!r}")
+    if alter and mode == "r":
+        raise ValueError("alter=True changes the topic's policies, and mode='r' writes nothing")
     by_default = {name for name, value in policies.items() if value is None} - {"segment_age", "producer_expiry"}
     given: dict[str, Any] = {name: value for name, value in policies.items() if name not in by_default}
     if partitions is not None:
@@ -552,32 +562,30 @@ def open_topic(
         replica_timeout=replica_timeout, forget_replicas=forget_replicas,
     )  # fmt: skip
     absolute, files, request = parts.path, parts.files, parts.replicas
+    stamp = topic_file.stamp(files, absolute) if mode == "a" else None  # first: what is read then is not older
     described = topic_file.read(files, absolute)
     if described is None:
         if request is not None:
             _check_new(files, request)
         if mode == "r" or not create:
-            raise FileNotFoundError(errno.ENOENT, _what_is_here(files, absolute, mode), absolute)
+            raise FileNotFoundError(errno.ENOENT, catalog.what_is_here(files, absolute, mode), absolute)
         topic_file.create(files, absolute, TopicConfig(**given), now=clock())
+        stamp = topic_file.stamp(files, absolute)
         described = topic_file.read(files, absolute)
     if described is None:
         raise FileNotFoundError(errno.ENOENT, "the topic was removed while it was opened", absolute)
     log_id, config = described
-    changed = config.differences(given)
-    for name, value in changed.items():
-        if name in FIXED or mode == "r":
-            raise ConfigConflictError(absolute, name, value, getattr(config, name), fixed=name in FIXED)
+    changed = to_change(absolute, config, given, mode=mode, alter=alter)
+    if request is not None:
+        check_durability(config.differences(given))
     function = partitioner if callable(partitioner) else BUILT_IN.get(config.partitioner)
-    files, make_log = parts.logs(log_id)
     assembled: ReplicaSet | None = None
     if request is not None and (request.paths or parts.is_member):
         assembled = _assemble(files, absolute, request, log_id, config, now=clock())
     try:
         topic = Topic(
-            absolute, log_id, config,
-            mode=mode, shared=shared, partitioner=function, files=files, clock=clock, donors=parts.donors,
-            opened_by=parts.opened_by, make_log=make_log, replicas=assembled,
-            grows=parts.place is None and (shared or mode == "r"),
+            parts, log_id, config, stamp,
+            mode=mode, shared=shared, wait=wait, partitioner=function, clock=clock, replicas=assembled,
             background=background,
         )  # fmt: skip
     except BaseException:
@@ -591,10 +599,3 @@ def open_topic(
             topic.close()
             raise
     return topic
-
-
-def _what_is_here(files: Files, path: str, mode: str) -> str:
-    """The reason why there is no topic to open."""
-    if names := catalog.names(files, path):
-        return f"no topic but a directory of topics: open one of {', '.join(names)}"
-    return "no topic here; Topic.create(path) makes one" + (", and create=True, too" if mode == "a" else "")

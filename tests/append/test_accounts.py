@@ -416,7 +416,7 @@ def test_call_that_is_refused_before_it_is_known_where_its_records_go_names_them
     with pytest.raises(RecordTooLargeError) as refused:
         topic.append_many([b"a", b"x" * 101, b"b"], **where)
     assert list(refused.value.not_appended) == [0, 1, 2]
-    other = open_topic(shared=True)
+    other = open_topic(shared=True, wait=0.01)
     with pytest.raises(LockedError) as locked:
         other.append_many([b"a", b"b", b"c"], **where)
     assert list(locked.value.not_appended) == [0, 1, 2]

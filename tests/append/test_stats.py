@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from conftest import MANUAL, Clock
 from loglib import LogClosedError, StorageFullError, Topic, testing
-from loglib.append.flush_times import FLUSH_BOUNDS_S, FlushClock
+from loglib.append.flushes import FLUSH_BOUNDS_S, FlushClock
 from loglib.metrics import Lag
 from loglib.testing import MemoryFiles
 
@@ -37,6 +39,26 @@ def test_stats_are_those_of_the_log(path: Path) -> None:
         assert stats.appended_bytes == stats.size_bytes
         oldest = next(iter(topic.partition(0).batches())).append_time
         assert stats.oldest == first.oldest == oldest
+
+
+def test_newest_is_the_last_batch_that_readers_see_and_moves_with_it(
+    open_topic: Callable[..., Topic], clock: Clock
+) -> None:
+    topic = open_topic(partitions=2)
+    assert topic.stats().newest is None
+    expected = []
+    for _ in range(3):
+        expected.append(clock.now)
+        topic.append(b"x", partition=1, sync=True)
+        clock.advance(timedelta(seconds=1))
+        assert topic.stats().newest == topic.stats().partitions[1].newest == expected[-1]
+    topic.append(b"unflushed", partition=1)
+    assert topic.stats().newest == expected[-1]
+    with Topic.open(topic.path, mode="r") as reader:
+        assert [each.newest for each in reader.stats().partitions] == [None, expected[-1]]
+    topic.flush()
+    topic.partition(1).delete_before(topic.partition(1).high_watermark)
+    assert topic.stats().newest is topic.stats().oldest is None, "all was dropped"
 
 
 def test_rates_are_those_between_two_moments(path: Path) -> None:

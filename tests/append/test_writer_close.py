@@ -11,6 +11,7 @@ import pytest
 from conftest import open_files, records_of, settled_files, values_of
 from loglib import LogClosedError, Topic
 from loglib import topic as topic_module
+from loglib.append import turns as turns_module
 from loglib.append import writer as writer_module
 from loglib.errors import ForkedHandleError
 from loglib.testing import UnsyncedFiles
@@ -151,7 +152,7 @@ def test_abandoned_writer_refuses_and_its_files_are_closed(open_topic: Open) -> 
     before = settled_files()
     topic = open_topic(shared=True, partitions=2)
     topic.append(b"x", partition=0)
-    for module in (writer_module, topic_module):
+    for module in (turns_module, writer_module, topic_module):
         module._in_child.call(os.getpid())
         module._in_child.clear()
     for refused in (

@@ -146,7 +146,7 @@ def test_what_retention_has_dropped_is_still_counted(place: Path) -> None:
     write(place, 200)
     count_log(place)
     mirror = copy_of(place, place.with_name("b"))
-    with Topic.open(place / "orders", create=True, retention=Retention(age=None, bytes=0)) as topic:
+    with Topic.open(place / "orders", alter=True, retention=Retention(age=None, bytes=0)) as topic:
         for partition in topic.partitions:
             partition.roll()
         topic.retain()
@@ -204,7 +204,7 @@ def test_a_topic_that_was_moved_is_the_same_topic(place: Path) -> None:
     count_log(place)
     (place / "orders").rename(place / "renamed")
     with Topic.open(
-        place / "renamed", create=True, retention=Retention(age=None, bytes=0), segment_bytes=8192
+        place / "renamed", alter=True, retention=Retention(age=None, bytes=0), segment_bytes=8192
     ) as topic:
         for partition in topic.partitions:
             partition.roll()
@@ -481,12 +481,11 @@ def test_several_processes_write_a_trail_of_one_partition(place: Path) -> None:
     assert counted(place)["log"] == counted(place)["etl"]
 
 
-def test_counts_wait_for_a_trail_that_others_have(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_wait_for_a_trail_that_others_have(place: Path) -> None:
     write(place, 30)
-    monkeypatch.setattr("loglib.audit.trail._PATIENCE_S", 0.02)
     with (
         Topic.open(place / "orders", mode="r") as topic,
-        Topic.open(place / audit.TRAIL, create=True, shared=True) as trail,
+        Topic.open(place / audit.TRAIL, create=True, shared=True, wait=0.02) as trail,
     ):
         counter = audit.Counter(trail, "etl", window=MINUTE, clock=lambda: LATER)
         batches = list(topic.read().batches())
@@ -506,11 +505,10 @@ def test_an_auditor_goes_on_when_others_had_the_trail_for_too_long(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(place, 30)
-    monkeypatch.setattr("loglib.audit.trail._PATIENCE_S", 0.0)
     with (
         ExitStack() as others,
         Topic.open(place / "orders", mode="r") as topic,
-        Topic.open(place / audit.TRAIL, create=True, shared=True) as trail,
+        Topic.open(place / audit.TRAIL, create=True, shared=True, wait=0.02) as trail,
     ):
         others.enter_context(Topic.open(place / audit.TRAIL))
         auditor = audit.Auditor(topic, trail, window=MINUTE, clock=lambda: LATER)

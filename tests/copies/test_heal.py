@@ -121,6 +121,24 @@ def test_what_no_donor_has_stays_damaged_and_is_named(path: Path, copy: Path, wh
     assert [each.offsets for each in report.verified.damage] == [left.offsets]
 
 
+def test_damage_beside_a_gap_that_no_donor_can_fill_is_healed(
+    path: Path, copy: Path, whole: dict[str, bytes]
+) -> None:
+    """The header of the segment with the gap still names the batch that ends before it."""
+    before, lost = (each.relative_to(path) for each in segments(path)[1:3])
+    spoil(path / lost, batches(path / lost)[0][0] + 140)
+    repair(path)
+    spoil(copy / lost, batches(copy / lost)[0][0] + 140)
+    place, length = batches(path / before)[-1]
+    spoil(path / before, place + 140)
+    would = heal(path, [copy], dry_run=True)
+    report = heal(path, [copy])
+    [done], [left] = report.healed, report.unhealed
+    assert done.offsets == range(int(lost.stem) - length, int(lost.stem)) == would.healed[0].offsets
+    assert left.offsets == range(int(lost.stem), int(lost.stem) + batches(copy / lost)[0][1])
+    assert str(before) not in changed(path, whole)
+
+
 def producers_of_many(path: Path) -> None:
     """Segments that begin with more producers than a header holds."""
     with testing.open_topic(path, files=testing.UnsyncedFiles(), **QUIET, **SMALL) as topic:

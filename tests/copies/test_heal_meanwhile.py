@@ -30,7 +30,7 @@ def test_beside_a_writer_only_sealed_segments_are_healed(path: Path, copy: Path,
     spoil(last, batches(last)[0][0] + 140)
     spoil(last, 60)
     spoil(path / "0000" / "watermark", 4106)
-    held = lock.acquire(REAL, str(path / "0000" / lock.NAME), 0o600)
+    held = lock.acquire(REAL, str(path / "0000"), 0o600)
     try:
         assert len(heal(path, [copy], dry_run=True).healed) == 3
         report = heal(path, [copy])
@@ -59,7 +59,7 @@ def test_a_living_writer_goes_on_while_its_sealed_segments_are_healed(path: Path
 def test_what_retention_drops_meanwhile_is_not_made_again(path: Path, copy: Path, whole: dict[str, bytes]) -> None:
     gone, kept = segments(path)[0], segments(path)[2]
     gone.unlink()
-    held = lock.acquire(REAL, str(path / "0000" / lock.NAME), 0o600)
+    held = lock.acquire(REAL, str(path / "0000"), 0o600)
 
     class Dropping(testing.UnsyncedFiles):
         """Retention drops the first segments as soon as a donor is read."""

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mirrored import assert_same, following, wait_for
+from mirrored import Meanwhile, assert_same, following, wait_for
 
 import loglib
 from conftest import fill, settled_files, start_python, values_of
 from loglib import LockedError, LogClosedError, LogError, NotLeaderError, OffsetOutOfRangeError, Retention, Topic
-from loglib.copies import Mirror, mirror, promote
+from loglib.copies import Mirror, mirror, mirrors, promote
 
 OpenTopic = Callable[..., Topic]
 WRITER = """
@@ -240,6 +240,34 @@ def test_many_partitions_keep_few_files_open(open_topic: OpenTopic, to: Path) ->
             made.copy()
         assert len(settled_files()) - before < 2 * 70
     assert_same(topic, to)
+
+
+def test_mirror_that_has_closed_its_files_goes_on_in_the_next_segment(
+    open_topic: OpenTopic, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirrors, "_MANY", 0)
+    topic = open_topic(partitions=1)
+    with Mirror(topic.path, to) as made:
+        for _ in range(2):
+            topic.append(b"x", sync=True)
+            made.copy()
+            topic.partition(0).roll()
+    assert_same(topic, to)
+
+
+def test_copy_that_another_mirror_makes_at_the_same_time_is_continued(open_topic: OpenTopic, to: Path) -> None:
+    topic = open_topic(partitions=1)
+    fill(topic, 2)
+
+    def make_it() -> None:
+        mirror(topic.path, to)
+        fill(topic, 2)
+
+    files = Meanwhile(lambda call: call.name == "rename" and str(to) in call.arguments, make_it)
+    with Mirror(topic.path, to, files=files) as made:
+        made.copy()
+    assert_same(topic, to)
+    assert [each.name for each in to.parent.iterdir()] == [to.name]
 
 
 def test_waking_a_mirror_for_nothing_does_no_harm(open_topic: OpenTopic, to: Path) -> None:

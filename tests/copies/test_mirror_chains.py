@@ -12,7 +12,7 @@ from mirrored import Meanwhile
 
 from conftest import values_of
 from loglib import LockedError, LogError, NotLeaderError, Topic
-from loglib.copies import mirror, promote, promotion, snapshot
+from loglib.copies import mirror, promote, snapshot
 from loglib.copies.promotion import promote_on
 from loglib.errors import TooFewCopiesError
 from loglib.log import copy_role
@@ -69,7 +69,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
     """Promote a copy, and end when so many directories have a new role."""
 
     def promote_in_part(path: Path, steps: int) -> None:
-        whole, left = promotion._take_role, [steps]
+        whole, left = copy_role.Role.take, [steps]
 
         def take_role(*arguments: object) -> None:
             if not left[0]:
@@ -78,7 +78,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
             whole(*arguments)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(promotion, "_take_role", take_role)
+            patched.setattr(copy_role.Role, "take", take_role)
             promote(path)
 
     return promote_in_part

@@ -25,7 +25,7 @@ from loglib import (
     testing,
     transaction,
 )
-from loglib.copies import Mirror, log_copier, mirror, promote, topic_source
+from loglib.copies import Mirror, local_source, log_copier, mirror, promote
 from loglib.copies.promotion import promote_on
 from loglib.format.checked_json import seal
 from loglib.log.log import Log
@@ -132,6 +132,18 @@ def test_group_on_two_topics_is_kept_with_the_first(path: Path, to: Path, tmp_pa
         assert (to.with_name(second.name) / "groups" / "both").read_bytes()
         with Topic.open(to.with_name(first.name), mode="r") as copy:
             assert copy.groups() == ["both"]
+
+
+def test_copy_of_a_topic_whose_group_another_topic_keeps_is_promoted(path: Path, to: Path, tmp_path: Path) -> None:
+    with Topic.open(path, create=True) as one, Topic.open(tmp_path / "views", create=True) as two:
+        with loglib.group([one, two], "both"):
+            pass
+        (source,) = [each for each in (path, tmp_path / "views") if (each / "groups" / "both").is_file()]
+        mirror(source, to)
+    promote(to)
+    with Topic.open(to) as promoted:
+        assert promoted.groups() == [] and (to / "groups" / "both").is_file()
+        promoted.append(b"x", sync=True)
 
 
 def test_group_that_changes_while_it_is_copied(open_topic: OpenTopic, to: Path) -> None:
@@ -345,7 +357,7 @@ def test_store_that_cannot_be_read_takes_nothing_back(path: Path, to: Path, monk
             made._copiers[0].publish(mark)
             lower = mark._replace(flushed_end=mark.log_start_offset, held_txn=0)
             lowest = lambda logs, _: {each.partition: lower for each in logs}  # noqa: E731
-            monkeypatch.setattr(topic_source, "marks_together", lowest)
+            monkeypatch.setattr(local_source, "marks_together", lowest)
             made.copy()
             assert made.report().set_aside == ()
         assert mirror_end(to) == end

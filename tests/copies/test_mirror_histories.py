@@ -17,7 +17,7 @@ import loglib
 from conftest import fill, values_of
 from loglib import CorruptLogError, LogError, LogMovedError, Topic
 from loglib.copies import Mirror, mirror
-from loglib.copies.log_source import SourceLog, own_mark
+from loglib.copies.local_source import SourceLog, own_mark
 from loglib.format.chain import End
 from loglib.format.watermark import Mark, encode_new
 from loglib.segment import Identity

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import spoil
 from mirrored import assert_same
 
 import loglib
-from conftest import QUIET, fill, values_of
-from loglib import LockedError, LogError, LogMovedError, NotLeaderError, Topic, testing
-from loglib.copies import Mirror, mirror, promote
+from conftest import QUIET, fill, in_parts, last_segment, values_of
+from loglib import LockedError, LogError, LogMovedError, NotLeaderError, OffsetOutOfRangeError, Topic, testing
+from loglib.copies import Mirror, local_source, mirror, promote
 from loglib.copies.promotion import promote_on
+from loglib.log.log import Log
+from loglib.segment import HEADER_BYTES, Identity
+from loglib.system.files import REAL
 from loglib.testing import CrashFS, MemoryFiles
 
 OpenTopic = Callable[..., Topic]
@@ -139,6 +143,23 @@ def test_topic_that_was_split_off_gives_up(path: Path, to: Path) -> None:
         Topic.open(path)
 
 
+def test_topic_that_gives_up_keeps_what_its_source_has_and_cannot_show_now(
+    path: Path, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Topic.open(path, create=True, partitions=1, **QUIET) as topic:
+        fill(topic, 3)
+        last = topic.append(b"damaged at the source", sync=True).offset
+    mirror(path, to)
+    promote(to, force=True)
+    with Topic.open(to, mode="r") as promoted:
+        spoil(last_segment(to), HEADER_BYTES + last + 40)
+        hidden = Log(REAL, f"{to}/0000", Identity.of(promoted.log_id, 0)).published()._replace(flushed_end=0)
+    monkeypatch.setattr(local_source, "marks_together", lambda logs, _: {each.partition: hidden for each in logs})
+    assert mirror(to, path, demote=True).set_aside == ()
+    with Topic.open(path, mode="r") as kept:
+        assert values_of(kept)[-1] == b"damaged at the source"
+
+
 def test_source_on_a_disk_that_fails_needs_force(open_topic: OpenTopic, to: Path) -> None:
     topic = open_topic(partitions=1)
     fill(topic, 3)
@@ -168,7 +189,8 @@ def test_mirror_whose_source_goes_away_says_so(open_topic: OpenTopic, to: Path) 
     gone.join()
 
 
-def test_promotion_that_is_cut_leaves_no_leader_or_one() -> None:
+@in_parts(3)
+def test_promotion_that_is_cut_leaves_no_leader_or_one(part: slice) -> None:
     source = MemoryFiles()
     with testing.open_topic("/data/topic", files=source, partitions=2, **QUIET) as topic:
         for number in range(6):
@@ -180,7 +202,7 @@ def test_promotion_that_is_cut_leaves_no_leader_or_one() -> None:
     fs.kill()
     promote_on(fs, "/data/copy", now=1)
     seen = set()
-    for state in fs.crash_states(random=1):
+    for state in [*fs.crash_states(random=1)][part]:
         leaders, files = [], state.files
         for path in ("/data/topic", "/data/copy"):
             try:
@@ -194,3 +216,23 @@ def test_promotion_that_is_cut_leaves_no_leader_or_one() -> None:
             with testing.open_topic("/data/copy", files=files, **QUIET) as promoted:
                 assert len(values_of(promoted)) == 7 and promoted.verify().damage == ()
     assert seen == {("/data/topic",), (), ("/data/copy",)}
+
+
+def test_mirror_that_lacks_what_retention_has_dropped_is_promoted_by_force(tmp_path: Path) -> None:
+    """The topic is there and has no writer, but the pass that would bring the mirror up cannot reach its end."""
+    source, copy = tmp_path / "a" / "topic", tmp_path / "b" / "topic"
+    with Topic.open(source, create=True, **QUIET) as topic:
+        topic.append(b"copied", sync=True)
+        mirror(source, copy)
+        topic.append(b"dropped", sync=True)
+        topic.partition(0).roll()
+        topic.append(b"last", sync=True)
+        topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
+    with pytest.raises(OffsetOutOfRangeError):
+        promote(copy)
+    promote(copy, force=True)
+    with Topic.open(copy) as promoted:
+        assert values_of(promoted) == [b"copied"]
+        promoted.append(b"more", sync=True)
+    with pytest.raises(NotLeaderError):
+        Topic.open(source)

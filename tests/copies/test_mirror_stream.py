@@ -31,8 +31,8 @@ from loglib import (
 )
 from loglib.copies import Mirror, mirror, promote, receive_mirror, serve_mirror
 from loglib.copies.frames import BEAT, Frame
+from loglib.copies.local_source import LocalTopicSource
 from loglib.copies.remote_source import RemoteLog, RemoteTopic
-from loglib.copies.topic_source import LocalTopicSource
 from loglib.errors import BrokenStreamError
 from loglib.system.files import REAL
 

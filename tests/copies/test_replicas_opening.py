@@ -17,7 +17,7 @@ from conftest import QUIET, values_of
 from loglib import CorruptLogError, LogError, NotLeaderError, Topic, testing
 from loglib.copies import mirror
 from loglib.copies.election import LogClaim, choose
-from loglib.copies.member_list import read_members
+from loglib.copies.roster import read_members
 from loglib.errors import TooFewCopiesError
 from loglib.system.files import REAL
 

@@ -19,8 +19,8 @@ from loglib.copies import assemble
 from loglib.copies.election import LogClaim, claim_of
 from loglib.copies.follower_log import FollowerLog
 from loglib.copies.replica import Replica
-from loglib.copies.unmarked_tail import read_mark
 from loglib.errors import LockedError, TooFewCopiesError
+from loglib.log.recovery import read_mark
 from loglib.segment import Identity
 from loglib.system.directory import Directory
 from loglib.system.files import REAL

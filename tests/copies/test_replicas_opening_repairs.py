@@ -17,9 +17,9 @@ from conftest import QUIET, values_of
 from loglib import CorruptLogError, Topic, testing
 from loglib.copies import assemble
 from loglib.copies.election import claim_of
-from loglib.copies.member_list import read_members
-from loglib.copies.unmarked_tail import read_mark
+from loglib.copies.roster import read_members
 from loglib.errors import TooFewCopiesError
+from loglib.log.recovery import read_mark
 from loglib.segment import Identity
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
@@ -175,7 +175,7 @@ def test_replacement_that_dies_is_repeated(written: list[Path], monkeypatch: pyt
 
 def test_long_copy_shows_what_is_acknowledged_on_its_way(places: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loglib.copies.log_copier.SYNC_BYTES", 1)
-    monkeypatch.setattr("loglib.copies.log_source.BLOCK_BYTES", 1)
+    monkeypatch.setattr("loglib.copies.local_source.BLOCK_BYTES", 1)
     devices = Devices(testing.UnsyncedFiles())
     with testing.open_topic(places[0], **QUIET) as topic:
         for number in range(5):

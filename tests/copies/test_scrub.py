@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,7 +119,7 @@ def test_the_rate_is_kept_and_a_pass_can_be_ended(
 
 def test_a_limit_waits_as_long_as_the_bytes_need_and_gives_a_sign_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     now, waits, signs = [100.0], [0.0], [0.0]
-    monkeypatch.setattr("loglib.copies.rate_limit.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("loglib.copies.rate_limit.monotonic", lambda: now[0])
 
     class Passing(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -130,6 +130,11 @@ def test_a_limit_waits_as_long_as_the_bytes_need_and_gives_a_sign_meanwhile(monk
     RateLimit(1000, Passing()).wait(12_000, lambda: signs.append(now[0]))
     RateLimit(None, Passing()).wait(500)
     assert waits[1:] == [5, 5, 2] and signs[1:] == [105, 110, 112]
+
+
+def test_a_limit_ends_where_a_program_freezes_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    RateLimit(1000, threading.Event()).wait(10)
 
 
 def test_a_thread_makes_passes_until_it_is_closed(

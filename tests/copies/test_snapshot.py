@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mirrored import Meanwhile
+from mirrored import Cut, Meanwhile
 
 import loglib
 from conftest import QUIET, fill, start_python, tree, values_of
@@ -400,6 +400,14 @@ def test_full_disk_leaves_nothing(rolled: Topic, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_snapshot_that_is_interrupted_leaves_nothing(rolled: Topic, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    files = Cut(lambda call: call.name == "link")
+    with pytest.raises(KeyboardInterrupt):
+        take_snapshot(files, rolled.path, str(tmp_path / "copy"), links=True, now=0)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_snapshot_begins_where_retention_has_come_meanwhile(rolled: Topic, tmp_path: Path) -> None:
     bases = [each.base_offset for each in rolled.partition(0).segments]
     files = Meanwhile(lambda call: call.name == "link", lambda: rolled.partition(0).delete_before(bases[1]))
@@ -462,7 +470,10 @@ def test_segment_that_goes_although_nothing_dropped_it_is_corruption(rolled: Top
         take_snapshot(files, rolled.path, str(tmp_path / "copy"), links=True, now=0)
 
 
-def test_group_whose_logs_are_folded_meanwhile_is_copied_again(open_topic: OpenTopic, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", ["open_read", "mkdir"], ids=["while they are listed", "when the first is copied"])
+def test_group_whose_logs_are_folded_meanwhile_is_copied_again(
+    open_topic: OpenTopic, tmp_path: Path, at: str
+) -> None:
     topic = open_topic(partitions=2)
     with topic.group("etl", member="a") as one, topic.group("etl", member="b") as other:
         for number, group in enumerate((one, other, one, other)):
@@ -473,7 +484,7 @@ def test_group_whose_logs_are_folded_meanwhile_is_copied_again(open_topic: OpenT
         first, second = sorted(Path(topic.path, "groups", "etl", "offsets").iterdir())
         gone = tmp_path / "gone"
         files = Meanwhile(
-            lambda call: call.path.startswith(str(second)) and call.name == "open_read", lambda: first.rename(gone)
+            lambda call: f"/offsets/{second.name}" in call.path and call.name == at, lambda: first.rename(gone)
         )
         take_snapshot(files, topic.path, str(tmp_path / "copy"), links=True, now=0)
         gone.rename(first)  # its member still lives

@@ -10,10 +10,10 @@ import pytest
 from replicated import Devices, open_all, until
 from streamed import served
 
-from conftest import QUIET
+from conftest import QUIET, in_parts
 from loglib import CorruptLogError, OffsetOutOfRangeError, Topic, testing
 from loglib.copies import Mirror
-from loglib.copies.log_source import SourceLog
+from loglib.copies.local_source import SourceLog
 from loglib.copies.snapshots import take_snapshot
 from loglib.copies.sources import Block
 from loglib.format.chain import End
@@ -153,7 +153,7 @@ def changing(files: MemoryFiles, topic: list[Topic], steps: str) -> Callable[[],
 
 
 @pytest.mark.parametrize("meanwhile", ["r", "d", "ad", "ard", "adad", "oa", "cd"])
-@pytest.mark.parametrize("copied", [0, 3, 7])
+@pytest.mark.parametrize("copied", [0, *[pytest.param(each, marks=pytest.mark.slow) for each in (3, 7)]])
 def test_source_that_changes_between_any_two_looks_of_a_pass(meanwhile: str, copied: int) -> None:
     may_lack = copied < 7 or "a" in meanwhile
     at, looks = 0, 1
@@ -217,8 +217,9 @@ def test_source_that_changes_between_any_two_looks_of_a_snapshot(meanwhile: str)
         topic[0].close()
 
 
-def test_mirror_over_a_stream_has_the_bytes_of_each_state() -> None:
-    for steps in sequences(3):
+@in_parts(3)
+def test_mirror_over_a_stream_has_the_bytes_of_each_state(part: slice) -> None:
+    for steps in [*sequences(3)][part]:
         files = MemoryFiles()
 
         def copy(number: int, _: Topic, files: MemoryFiles = files) -> None:
@@ -243,8 +244,15 @@ def test_snapshot_of_each_state_has_its_bytes() -> None:
             assert_same(files, COPY, topic, steps)
 
 
+def same_now(files: Any) -> bool:
+    try:
+        return segments(files, COPY) == segments(files, SOURCE)
+    except FileNotFoundError:  # the replica drops a segment between the list of the names and the look at one
+        return False
+
+
 def until_same(files: Any) -> None:
-    until(lambda: segments(files, COPY) == segments(files, SOURCE), "the replica has other bytes")
+    until(lambda: same_now(files), "the replica has other bytes")
 
 
 def test_replica_has_the_bytes_of_each_state() -> None:

@@ -77,7 +77,7 @@ def test_bundle_shows_what_its_batches_show(seed: int, tmp_path_factory: pytest.
     batches = read_back(path)
     found = bundle_of(path)
     assert found is not None
-    assert found.batch_count == len(batches)
+    assert len(found.facts.positions) == len(batches)
     assert found.held_bytes == found.next_offset, "the batches, and nothing behind them"
     assert found.records() == records_of(batches)
     assert records_of(list(found.batches())) == records_of(batches)
@@ -85,7 +85,7 @@ def test_bundle_shows_what_its_batches_show(seed: int, tmp_path_factory: pytest.
     for name in ("key", "value", "partition", "offset", "timestamp", "headers"):
         assert found.to_arrow([name]).column(0).equals(found.to_arrow().column(name))
     assert found.next_offset == batches[-1].next_offset
-    assert (found.previous_crc, found.last_crc) == (0, batches[-1]._header.header_crc)
+    assert (found.facts.previous_crc, found.facts.last_crc) == (0, batches[-1]._header.header_crc)
     assert found.content_bytes == sum(batch.content_bytes for batch in batches)
 
 
@@ -202,7 +202,7 @@ def test_bundle_takes_whole_batches_of_a_block_only(tmp_path: Path) -> None:
     for block_bytes in (size, size + 1, size + 127, size + 128, 2 * size - 1, 2 * size, 100 * size):
         found = bundle_of(path, block_bytes=block_bytes)
         assert found is not None
-        assert found.batch_count == min(block_bytes // size, 10)
+        assert len(found.facts.positions) == min(block_bytes // size, 10)
     assert bundle_of(path, block_bytes=size - 1) is None
 
 

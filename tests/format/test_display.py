@@ -49,6 +49,29 @@ def test_notebook_shows_a_table() -> None:
         list(Shown()._facts())
 
 
+def test_notebook_shows_the_first_records_of_a_batch_as_text(path: Path) -> None:
+    with Topic.open(path, create=True) as topic:
+        topic.append_many([b"<script>\xff\n", None, *[b"x" * 1000] * 10], keys=[b"<b>", *[None] * 11])
+        topic.flush()
+        batch = next(topic.batches())
+        table = batch._repr_html_()
+    assert "<td>b&#x27;&lt;b&gt;&#x27;</td><td>b&#x27;&lt;script&gt;\\xff\\n&#x27;</td>" in table
+    assert "<script" not in table and "<td>None</td><td>None</td>" in table
+    assert "... 1,000 bytes" in table and "and 7 more records" in table and len(table) < 3000
+
+
+def test_rows_that_cannot_be_read_are_left_out_of_the_table() -> None:
+    class Torn(Shown):
+        def _facts(self) -> Iterator[tuple[str, object]]:
+            yield "name", 1
+
+        def _rows(self) -> Iterator[tuple[object, ...]]:
+            yield "a", "<b>"
+            raise OSError("no disk")
+
+    assert Torn()._repr_html_().endswith("<tr><td>a</td><td>&lt;b&gt;</td></tr><tr><td>(OSError)</td></tr></table>")
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

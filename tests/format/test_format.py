@@ -21,6 +21,7 @@ from loglib.format import codec, watermark
 from loglib.format import header as batch
 from loglib.format import segment_header as segment
 from loglib.groups.lock_file import MOST_BYTES
+from loglib.jobs import entries, generation
 from loglib.log import ages, topic_file
 from loglib.log.history import history_at
 from loglib.segment import read_segment_header
@@ -181,6 +182,9 @@ STRUCTURES = [
     pytest.param("Frame header", transfer._FRAME, transfer.MAGIC, id="frame"),
     pytest.param("Clock header", ages._HEADER, ages.MAGIC, id="clock"),
     pytest.param("Stamp", ages._STAMP, None, id="stamp"),
+    pytest.param("Entry of a share", entries.ENTRY, None, id="entry"),
+    pytest.param("File of a share", generation._FIELDS, generation.MAGIC, id="share"),
+    pytest.param("Item of a share", generation._ITEM, None, id="item"),
 ]
 
 
@@ -211,11 +215,13 @@ def test_names_on_the_page_are_the_names_in_the_code() -> None:
     assert [row.field for row in fields("Watermark slot") if row.field != "zero"][3:] == list(watermark.Mark._fields)
 
 
-@pytest.mark.parametrize("module", [batch, segment, watermark, transfer, ages], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [batch, segment, watermark, transfer, ages, entries, generation], ids=lambda module: module.__name__
+)
 def test_table_in_the_module_is_the_table_on_the_page(module: Any) -> None:
     headings = {
         batch: "Batch header", segment: "Segment header", watermark: "Watermark slot", transfer: "Frame header",
-        ages: "Clock header",
+        ages: "Clock header", entries: "Entry of a share", generation: "File of a share",
     }  # fmt: skip
     stated = re.findall(r"^ *(\d+) +(\d+) +([a-z_]+)\b", str(module.__doc__), re.MULTILINE)
     on_page = [(row.byte, row.size, row.field) for row in fields(headings[module])]
@@ -245,7 +251,7 @@ def test_codecs_on_the_page_are_the_codecs_in_the_code() -> None:
 
 def test_versions_on_the_page_are_the_versions_in_the_code() -> None:
     assert [batch.VERSION, segment.VERSION, watermark.VERSION, transfer.VERSION, topic_file.FORMAT] == [3] * 5
-    assert ages.VERSION == 1
+    assert ages.VERSION == generation.VERSION == 1
     assert [row.meaning for row in fields("Clock header") if row.field == "version"] == ["1"]
     for heading in ("Batch header", "Segment header", "Watermark slot", "Frame header"):
         assert [row.meaning for row in fields(heading) if row.field == "version"] == ["3"]
@@ -291,7 +297,8 @@ def test_topic_directory_holds_the_names_on_the_page(tmp_path: Path) -> None:
     names = sorted(str(path.relative_to(tmp_path / "topic")) for path in (tmp_path / "topic").rglob("*"))
     segment_file = "00000000000000000000.log"
     partition = ["", f"/{segment_file}", "/lock", "/watermark"]
-    assert names == [*(f"0000{name}" for name in partition), *(f"0001{name}" for name in partition), "topic.json"]
+    partitions = [f"{number}{name}" for number in ("0000", "0001") for name in partition]
+    assert names == [*partitions, "topic.json", "topic.json.spare"]
     assert json.loads((tmp_path / "topic" / "topic.json").read_text())["format"] == topic_file.FORMAT
     assert len(encoded(PLAIN)) % 8 == 0
 

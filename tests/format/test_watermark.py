@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from loglib.format.watermark import (
     newest,
 )
 from loglib.segment import Identity
+from loglib.system.directory import Directory
 from loglib.system.files import REAL, Files
 from loglib.testing import FaultyFiles
 
@@ -43,6 +45,12 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def writer(path: Path) -> Iterator[WatermarkWriter]:
+    with Directory.open(REAL, str(path.parent)) as place:
+        yield WatermarkWriter(place, SALT, Mark.at_rest(0))
+
+
 @calm
 @given(st.tuples(U63, U63, U63).map(sorted), U63, st.integers(0, (1 << 32) - 1))
 def test_encoded_watermark_decodes_to_the_same(ends: list[int], sequence: int, epoch: int) -> None:
@@ -61,8 +69,7 @@ def test_slot_with_the_higher_sequence_wins() -> None:
     assert newest(content[SECOND_SLOT:] + content[SLOT_BYTES:SECOND_SLOT] + content[:SLOT_BYTES], SALT) == NEWER
 
 
-def test_publications_go_to_the_slots_in_turn(path: Path) -> None:
-    writer = WatermarkWriter(REAL, str(path), SALT, Mark.at_rest(0))
+def test_publications_go_to_the_slots_in_turn(path: Path, writer: WatermarkWriter) -> None:
     reader = WatermarkReader(REAL, str(path), SALT)
     before = path.read_bytes()
     for sequence in range(1, 6):
@@ -218,8 +225,7 @@ def test_hold_that_contradicts_itself_is_refused(start: int, tail: int) -> None:
 # --- news -----------------------------------------------------------------------------------------------
 
 
-def test_news_are_the_publications_after_the_one_read_last(path: Path) -> None:
-    writer = WatermarkWriter(REAL, str(path), SALT, Mark.at_rest(0))
+def test_news_are_the_publications_after_the_one_read_last(path: Path, writer: WatermarkWriter) -> None:
     reader = WatermarkReader(REAL, str(path), SALT)
     assert reader.next_mark() is None and reader.has_next_mark(), "nothing was read yet: only read() can tell"
     reader.read()
@@ -243,8 +249,7 @@ def test_news_are_the_publications_after_the_one_read_last(path: Path) -> None:
     reader.close()
 
 
-def test_slot_that_is_not_whole_is_no_news(path: Path) -> None:
-    writer = WatermarkWriter(REAL, str(path), SALT, Mark.at_rest(0))
+def test_slot_that_is_not_whole_is_no_news(path: Path, writer: WatermarkWriter) -> None:
     reader = WatermarkReader(REAL, str(path), SALT)
     before = reader.read()
     writer.publish(a_mark(1, 0, 8, 8, 1))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from loglib import LogMovedError, Record, StorageIOError, Topic, TopicPartition
 from loglib.groups import delivery
 from loglib.groups.delivery import Delivery, Run
 from loglib.system.notify import Observer
-from loglib.testing import FaultyFiles
+from loglib.testing import Call, FaultyFiles, WatchedFiles
 
 HERE, OTHER = TopicPartition("topic", 0), TopicPartition("topic", 1)
 
@@ -29,14 +30,20 @@ def topic(open_topic: Callable[..., Topic]) -> Topic:
     return topic
 
 
-@pytest.fixture
-def progress(topic: Topic) -> Iterator[Delivery]:
+@contextmanager
+def delivering(topic: Topic) -> Iterator[Delivery]:
     observer = Observer()
     progress = Delivery(topic._group_directory("etl"), observer)
-    progress.add({HERE: 0})
     yield progress
     progress.close()
     observer.close()
+
+
+@pytest.fixture
+def progress(topic: Topic) -> Iterator[Delivery]:
+    with delivering(topic) as progress:
+        progress.add({HERE: 0})
+        yield progress
 
 
 def one_by_one(run: Run | None) -> list[Record]:
@@ -118,23 +125,20 @@ def test_partition_read_to_its_end_sleeps_until_it_is_written_to(topic: Topic, p
 def test_partition_restored_under_a_sleeping_reader_is_read_on(
     open_topic: Callable[..., Topic], topic: Topic, path: Path
 ) -> None:
-    reading, observer = open_topic(mode="r"), Observer()
-    progress = Delivery(reading._group_directory("etl"), observer)
-    progress.add({HERE: 0})
-    while progress.take("batch") is not None:
-        pass
-    (path / "0000/watermark").rename(path / "0000/old")
-    shutil.copy(path / "0000/old", path / "0000/new")
-    (path / "0000/new").rename(path / "0000/watermark")
-    with suppress(LogMovedError):
-        topic.close()
-    open_topic().append(b"more", partition=0, sync=True)
-    observer.wait(30)
-    progress.changed(observer.changed())
-    run = progress.take("batch")
-    assert run is not None and b"more" in run.batch.values
-    progress.close()
-    observer.close()
+    with delivering(open_topic(mode="r")) as progress:
+        progress.add({HERE: 0})
+        while progress.take("batch") is not None:
+            pass
+        (path / "0000/watermark").rename(path / "0000/old")
+        shutil.copy(path / "0000/old", path / "0000/new")
+        (path / "0000/new").rename(path / "0000/watermark")
+        with suppress(LogMovedError):
+            topic.close()
+        open_topic().append(b"more", partition=0, sync=True)
+        progress._observer.wait(30)
+        progress.changed(progress._observer.changed())
+        run = progress.take("batch")
+        assert run is not None and b"more" in run.batch.values
 
 
 def test_more_that_comes_while_it_is_read_is_not_missed(topic: Topic, progress: Delivery) -> None:
@@ -166,50 +170,54 @@ def test_files_of_few_partitions_are_open_at_a_time(
     assert sorted(filter(None, got)) == [b"%d" % number for number in range(10)]
 
 
-@pytest.mark.parametrize("others_open", [True, False])
+class Full(WatchedFiles):
+    """No file can be opened until a segment is closed."""
+
+    is_full = False
+
+    def before(self, call: Call) -> None:
+        if call.name == "close" and call.file.endswith(".log"):
+            self.is_full = False
+        elif call.name == "open_read" and self.is_full:
+            raise OSError(errno.EMFILE, "Too many open files", call.path)
+
+
 def test_running_out_of_descriptors_closes_those_of_others_first(
-    open_topic: Callable[..., Topic], topic: Topic, others_open: bool
+    open_topic: Callable[..., Topic], topic: Topic
 ) -> None:
-    files = FaultyFiles("open_read", error=24, armed=False, every=not others_open)
-    reading = open_topic(mode="r", files=files)
-    observer = Observer()
-    progress = Delivery(reading._group_directory("etl"), observer)
-    try:
-        if others_open:
-            progress.add({OTHER: 0})
-            assert progress.take("batch", 1) is not None
-            progress.drop([OTHER])
-            progress.add({HERE: 0})
-            assert progress.take("batch") is not None
-            progress.add({OTHER: 0})
-            progress._blocks.clear()
-            progress._turns = {OTHER: None}
-        else:
-            progress.add({OTHER: 0})
-        files.armed = True
-        if others_open:
-            run = progress.take("batch")
-            assert run is not None and run.partition == OTHER and files.failed == 1
-        else:
-            with pytest.raises(StorageIOError, match="raise the limit"):
-                progress.take("batch")
-            files.armed = False
-            assert progress.take("batch") is not None
-    finally:
-        progress.close()
-        observer.close()
+    files = Full()
+    with delivering(open_topic(mode="r", files=files)) as progress:
+        progress.add({HERE: 0})
+        run = progress.take("batch")
+        assert run is not None and run.partition == HERE
+        progress.add({OTHER: 0})
+        progress._blocks.clear()
+        progress._turns = {OTHER: None}
+        files.is_full = True
+        run = progress.take("batch")
+        assert run is not None and run.partition == OTHER and list(progress._cursors) == [OTHER]
+
+
+def test_running_out_of_descriptors_with_nothing_to_close_says_what_to_raise(
+    open_topic: Callable[..., Topic], topic: Topic
+) -> None:
+    files = Full()
+    with delivering(open_topic(mode="r", files=files)) as progress:
+        progress.add({OTHER: 0})
+        files.is_full = True
+        with pytest.raises(StorageIOError, match="raise the limit"):
+            progress.take("batch")
+        files.is_full = False
+        assert progress.take("batch") is not None
 
 
 def test_other_errors_of_the_system_are_not_taken_for_that(open_topic: Callable[..., Topic], topic: Topic) -> None:
     files = FaultyFiles("open_read", armed=False)
-    reading = open_topic(mode="r", files=files)
-    observer = Observer()
-    progress = Delivery(reading._group_directory("etl"), observer)
-    progress.add({HERE: 0})
-    files.armed = True
-    with pytest.raises(OSError, match="Input/output error"):
-        progress.take("batch")
-    observer.close()
+    with delivering(open_topic(mode="r", files=files)) as progress:
+        progress.add({HERE: 0})
+        files.armed = True
+        with pytest.raises(OSError, match="Input/output error"):
+            progress.take("batch")
 
 
 def test_partitions_overtaken_by_retention_are_told_apart(topic: Topic, progress: Delivery) -> None:

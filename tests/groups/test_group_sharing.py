@@ -130,7 +130,7 @@ def test_members_in_threads_handle_everything(open_topic: Opener, path: Path) ->
 def test_partition_that_another_claims_just_then_is_waited_for(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     with topic.group("etl") as group:
         with monkeypatch.context() as patched:
-            patched.setattr(Ownership, "claim", lambda *_, **__: False)
+            patched.setattr(Ownership, "claim", lambda *_, **__: None)
             assert group.poll() == [] and group.assignment == []
         assert rest(group) == list(range(10))
 

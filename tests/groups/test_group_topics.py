@@ -51,6 +51,25 @@ def test_group_on_several_topics_says_which(two_topics: tuple[Topic, Topic]) -> 
         assert group.poll() == []
 
 
+def test_figures_of_each_topic_have_the_lag_of_a_group_on_several(two_topics: tuple[Topic, Topic]) -> None:
+    clicks, views = two_topics
+    with loglib.group([clicks, views], "etl") as group:
+        lag = group.lag()
+        assert views.stats().lag == {"etl": {0: lag[TopicPartition("views", 0)]}}
+        assert clicks.stats().lag == {"etl": {each: lag[TopicPartition("clicks", each)] for each in (0, 1)}}
+        assert [len(list(group.follow(timeout=0.0)))] == [9]
+        group.commit()
+        assert [each.bytes for each in views.stats().lag["etl"].values()] == [0]
+
+
+def test_figures_have_no_group_whose_own_topic_is_gone(two_topics: tuple[Topic, Topic]) -> None:
+    clicks, views = two_topics
+    loglib.group([clicks, views], "etl").close()
+    clicks.close()
+    Topic.delete(clicks.path)
+    assert views.stats().lag == {}
+
+
 def test_group_on_several_topics_refuses_what_does_not_say_which(two_topics: tuple[Topic, Topic]) -> None:
     with loglib.group(two_topics, "etl") as group:
         ((_, record),) = group.poll(max_records=1)

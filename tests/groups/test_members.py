@@ -182,6 +182,17 @@ def test_file_removed_by_a_look_before_it_was_locked_is_made_again(
     member.leave()
 
 
+def test_member_is_not_in_the_group_of_a_copy_that_was_made_of_hard_links(tmp_path: Path) -> None:
+    for group in ("group", "copy"):
+        (tmp_path / group).mkdir()
+    (tmp_path / "group" / "web-1").write_text("{}")
+    os.link(tmp_path / "group" / "web-1", tmp_path / "copy" / "web-1")
+    member = join(tmp_path / "group", "web-1")
+    assert member.is_valid() and live(tmp_path / "group") == ["web-1"]
+    assert live(tmp_path / "copy") == []
+    member.leave()
+
+
 def test_file_that_is_gone_when_it_is_looked_at_is_no_member(tmp_path: Path) -> None:
     class Racing(WatchedFiles):
         def before(self, call: Call) -> None:

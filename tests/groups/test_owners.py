@@ -12,7 +12,7 @@ from committed import LOG_ID
 from conftest import needs_proc, open_files, settled_files
 from loglib import LockedError, TopicPartition
 from loglib.groups.commit_log import LogPartition
-from loglib.groups.owners import Owner, Ownership, evict_owner, holder_of, owned_partitions, read_owner, replace_owner
+from loglib.groups.owners import Owner, Ownership, evict_owner, holder_of, owned_partitions, read_owner
 from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, WatchedFiles
 
@@ -156,7 +156,7 @@ def test_partition_of_another_users_past_can_be_claimed(tmp_path: Path) -> None:
     member = Ownership(Others(), str(tmp_path), "one", 0o600)
     assert member.claim(FIRST, at_least=0) and member.generation(FIRST) == 9
     assert os.listdir(tmp_path) == ["clicks-0"]
-    assert not replace_owner(REAL, str(tmp_path), "clicks-0", 0o600)  # it is held
+    assert not evict_owner(REAL, str(tmp_path), "clicks-0", 0o600, unless_held=True)  # it is held
     member.release([FIRST])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from conftest import NOW, SECOND, Clock
-from loglib import OffsetOutOfRangeError, Topic
+from loglib import LogClosedError, OffsetOutOfRangeError, Topic
 from loglib.log import lag
 from loglib.log.lag import Lag, measure_lag
 
@@ -36,6 +36,19 @@ def test_every_record_is_counted_from_every_place(topic: Topic, clock: Clock) ->
     end = log.mark().flushed_end
     assert measure_lag(log, end, now_us=clock.now, count_records=True) == Lag(0, 0.0, 0)
     assert measure_lag(log, end, now_us=clock.now) == Lag(0, 0.0)
+
+
+def test_partition_tells_the_lag_of_any_position(topic: Topic, clock: Clock) -> None:
+    partition = topic.partition(0)
+    end = partition.high_watermark
+    for record in topic.read():
+        expected = measure_lag(partition._access.log, record.offset, now_us=clock.now, count_records=True)
+        assert partition.lag(record.offset, count_records=True) == expected
+        assert partition.lag(record.offset) == expected._replace(records=None)
+    assert partition.lag(end) == partition.lag(end + 1000) == Lag(0, 0.0)
+    topic.close()
+    with pytest.raises(LogClosedError):
+        partition.lag(0)
 
 
 def test_what_retention_has_dropped_does_not_count(topic: Topic, clock: Clock) -> None:

@@ -1,5 +1,6 @@
 """The log as a range: its marks, its segments, its places, and what it says when files are not there."""
 
+import errno
 import logging
 import shutil
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from loglib.log.cursor import Cursor
 from loglib.log.log import Log
 from loglib.log.lookup import resolve
 from loglib.segment import Identity
-from loglib.system.files import REAL
+from loglib.system.files import REAL, with_a_free_descriptor
 from loglib.testing import Call, RecordingFiles, UnsyncedFiles, WatchedFiles
 
 Open = Callable[..., Topic]
@@ -284,6 +285,29 @@ def test_file_of_the_watermark_closes_with_its_last_user(open_topic: Open, path:
     assert len(open_files()) == len(before) + 1
     log.close()
     assert open_files() == before
+
+
+def test_log_that_is_collected_while_files_are_closed_for_a_descriptor_is_no_error(
+    open_topic: Open, path: Path
+) -> None:
+    class Last(Log):
+        def release_files(self) -> None:
+            logs[:] = [each for each in logs if each is self]
+            super().release_files()
+
+    topic = open_topic()
+    topic.append(b"x", sync=True)
+    logs = [Last(REAL, str(path / "0000"), Identity.of(topic.log_id, 0)) for _ in range(2)]
+    assert all(each.mark().flushed_end for each in logs)
+    full = [OSError(errno.EMFILE, "Too many open files")]
+
+    def call() -> int:
+        if full:
+            raise full.pop()
+        return 5
+
+    assert with_a_free_descriptor("file", call) == 5
+    assert len(logs) == 1 and logs[0].mark().flushed_end
 
 
 def test_cursor_moves_over_segments_and_stops_at_its_limit(open_topic: Open) -> None:

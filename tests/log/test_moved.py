@@ -294,7 +294,7 @@ def test_writer_that_may_not_look_goes_on(open_topic: Open, path: Path) -> None:
 
 
 def test_look_that_fails_is_an_error_and_the_next_flush_makes_it_good(open_topic: Open) -> None:
-    files = FaultyFiles("lstat", armed=False)
+    files = FaultyFiles("lstat", at=2, armed=False)  # the first one is for changed policies
     topic = open_topic(files=files)
     files.armed = True
     with pytest.raises(StorageIOError, match="looking"):

@@ -114,7 +114,7 @@ class Following:
 def follow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Following]]:
     """Followers, with inotify and without."""
     if not request.param:
-        monkeypatch.setattr("loglib.system.notify._watch", lambda *_: False)
+        monkeypatch.setattr("loglib.system.notify._inotify", lambda _: None)
     followers: list[Following] = []
 
     def begin(path: Path, **arguments: Any) -> Following:

@@ -192,7 +192,7 @@ def test_producer_is_forgotten_at_a_roll_once_it_has_been_silent_for_the_expiry(
 def test_without_an_expiry_no_producer_is_forgotten(open_topic: Open, clock: Clock) -> None:
     topic = open_topic()
     topic.close()
-    Topic.open(topic.path, create=True, producer_expiry=None).close()
+    Topic.open(topic.path, alter=True, producer_expiry=None).close()
     topic = open_topic()
     topic.partition(0).append_many([b"old"], producer=("old", 1))
     clock.advance(timedelta(days=100_000))

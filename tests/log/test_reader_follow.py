@@ -27,7 +27,7 @@ def test_follow_survives_rolls_retention_and_writer_restarts(
     inotify: bool, open_topic: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not inotify:
-        monkeypatch.setattr("loglib.system.notify._watch", lambda paths, descriptors: False)
+        monkeypatch.setattr("loglib.system.notify._inotify", lambda _: None)
     open_topic(segment_bytes=4096, retention=Retention(age=None, bytes=0)).close()
     with Topic.open(path, mode="r") as reading:
         follower = iter(reading.follow("begin"))
@@ -126,7 +126,7 @@ def test_idle_follow_costs_next_to_no_cpu(use_inotify: bool, open_topic: Open, p
         from loglib import Topic
         from loglib.system import notify
         if sys.argv[2] == "False":
-            notify._watch = lambda paths, descriptors: False
+            notify._inotify = lambda _: None
         with Topic.open(sys.argv[1], mode="r") as topic:
             follower = topic.follow()
             follower.poll(timeout=0.2)  # until the naps are as long as they get

@@ -9,7 +9,6 @@ import pytest
 
 from conftest import NOW
 from loglib import OffsetOutOfRangeError, Retention, Topic
-from loglib.log.cursor import Cursor
 from loglib.log.lookup import resolve
 
 Open = Callable[..., Topic]
@@ -52,7 +51,7 @@ def test_new_reader_racing_retention_is_told_the_range(open_topic: Open, path: P
         stale = log.mark()
         topic.retain()
         with pytest.raises(OffsetOutOfRangeError):
-            Cursor.at(log, offsets[1], mark=stale)
+            log.batch_base(offsets[1], stale)
         assert resolve(log, reading_time(NOW - 5), mark=stale) == topic.partition(0).log_start_offset
         with pytest.raises(OffsetOutOfRangeError):
             reading.read(offsets[1])

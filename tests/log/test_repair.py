@@ -218,6 +218,32 @@ def test_gaps_of_another_log_are_not_believed(path: Path, offsets: dict[int, byt
             read_gaps(REAL, directory, other)
 
 
+@pytest.mark.parametrize(("first", "second", "accepted"), [
+    ((0, 8, 5), (8, 16, 0), 0), ((0, 8, 5), (8, 16, 6), 6), ((0, 16, 5), (8, 16, 0), 5), ((0, 16, 0), (8, 16, 5), 0),
+    ((0, 8, 0), (0, 8, 5), 5), ((0, 8, 5), (0, 8, 0), 5), ((0, 8, 0), (0, 16, 5), 5), ((0, 8, 5), (0, 16, 0), 0),
+    ((0, 12, 5), (8, 16, 0), 0),
+])  # fmt: skip
+def test_joined_gap_is_accepted_if_all_of_it_was(
+    first: tuple[int, int, int], second: tuple[int, int, int], accepted: int
+) -> None:
+    gaps = [Gap(start, end, "a", 1, when) for start, end, when in (first, second)]
+    (both,) = joined(gaps)
+    assert both.accepted == accepted
+    (same,) = joined(reversed(gaps))
+    assert same.accepted == accepted
+
+
+@pytest.mark.usefixtures("offsets")
+def test_gap_that_was_accepted_stays_so_until_it_grows(path: Path) -> None:
+    spoil_batch(path, which=2)
+    report = repair(path, accept=True)
+    assert report.verified.is_whole and report.verified.gaps == report.verified.accepted
+    assert repair(path).repairs == ()
+    spoil_batch(path, which=1)
+    report = repair(path)
+    assert len(report.verified.gaps) == 1 and report.verified.accepted == () and not report.verified.is_whole
+
+
 def test_joined() -> None:
     gaps = [Gap(10, 20, "b", 2), Gap(0, 10, "a", 1), Gap(30, 40, "c", 3), Gap(35, 36, "c", 1)]
     assert joined(gaps) == [Gap(0, 20, "a; b", 2), Gap(30, 40, "c", 3)]

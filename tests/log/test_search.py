@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from loglib.errors import CorruptLogError
 from loglib.format import header as batch
+from loglib.format.chain import Jumps, added
 from loglib.format.columns import Columns
 from loglib.format.header import Header
-from loglib.format.skip_pointers import Jumps, added
 from loglib.log.search import (
     after_damage,
     around,

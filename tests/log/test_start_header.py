@@ -11,8 +11,8 @@ from conftest import NOW, QUIET
 from loglib import Topic, repair, testing
 from loglib.config.times import to_datetime
 from loglib.copies import snapshot
-from loglib.log.start_header import NAME
 from loglib.offload import tier
+from loglib.segment import START_HEADER as NAME
 from loglib.segment import read_segment_header
 from loglib.system.files import REAL
 

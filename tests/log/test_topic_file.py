@@ -10,6 +10,7 @@ import uuid
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import LOG_ID, NOW, describe, edit_json
@@ -19,6 +20,7 @@ from loglib import (
     FlushPolicy,
     LogError,
     Retention,
+    StorageFullError,
     Topic,
     TopicConfig,
     UnsupportedFormatError,
@@ -26,7 +28,9 @@ from loglib import (
 )
 from loglib.log import topic_file
 from loglib.segment import HEADER_BYTES
+from loglib.system.directory import Directory
 from loglib.system.files import REAL, Files
+from loglib.testing import CrashFS, FaultyFiles, MemoryFiles
 
 CONFIG = TopicConfig(
     partitions=3,
@@ -51,15 +55,15 @@ def path(tmp_path: Path) -> Path:
 
 def test_written_description_reads_back(path: Path) -> None:
     assert topic_file.read(REAL, str(path)) == (LOG_ID, CONFIG)
-    assert os.listdir(path) == ["topic.json"]
-    assert (path / "topic.json").stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(path)) == ["topic.json", "topic.json.spare"]
+    assert {each.stat().st_mode & 0o777 for each in path.iterdir()} == {0o640}
 
 
 def test_description_is_replaced_whole(path: Path) -> None:
     (path / "topic.json.tmp").write_text("left by a crash")
     describe(path, LOG_ID, TopicConfig())
     assert topic_file.read(REAL, str(path)) == (LOG_ID, TopicConfig())
-    assert os.listdir(path) == ["topic.json"]
+    assert sorted(os.listdir(path)) == ["topic.json", "topic.json.spare"]
 
 
 def test_directory_without_a_description_is_no_topic(tmp_path: Path) -> None:
@@ -176,6 +180,13 @@ def test_value_of_the_wrong_kind_is_an_error_and_no_crash(path: Path, name: str,
         json.dumps(found[1].to_json())  # whatever was taken can be written again
 
 
+@pytest.mark.parametrize("size", [0, 15, 17])
+def test_log_id_that_is_not_as_long_as_a_uuid_is_damage(path: Path, size: int) -> None:
+    edit_json(path / "topic.json", log_id=bytes(size).hex())
+    with pytest.raises(CorruptLogError, match="is no UUID"):
+        topic_file.read(REAL, str(path))
+
+
 @pytest.mark.parametrize("name", ["flush", "retention"])
 @pytest.mark.parametrize("values", [{"bytes": "9"}, {"bytes": 1.5}, {"bytes": -1}, {"age": "x", "interval": "x"}])
 def test_wrong_values_in_a_policy_are_damage(path: Path, name: str, values: dict[str, object]) -> None:
@@ -226,7 +237,7 @@ def test_description_that_is_too_large_is_not_read(path: Path) -> None:
 def test_topic_is_made_whole_with_the_directories_above_it(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "topic"
     topic_file.create(REAL, str(path), CONFIG, now=NOW)
-    assert sorted(os.listdir(path)) == ["0000", "0001", "0002", "topic.json"]
+    assert sorted(os.listdir(path)) == ["0000", "0001", "0002", "topic.json", "topic.json.spare"]
     assert sorted(os.listdir(path / "0002")) == ["00000000000000000000.log", "watermark"]
     assert os.listdir(path.parent) == ["topic"]
     assert {each.stat().st_mode & 0o777 for each in path.rglob("*") if each.is_file()} == {0o640}
@@ -339,3 +350,106 @@ def test_description_that_is_read_while_partitions_are_added(tmp_path: Path) -> 
 
     described = topic_file.read(Adding(), str(path))
     assert described is not None and described[1].partitions == 2
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------
+
+
+def full_disk() -> MemoryFiles:
+    """A topic on a disk without room for one more byte."""
+    files = MemoryFiles()
+    topic_file.create(files, "/topic", TopicConfig(), now=NOW)
+    files.capacity = files.used
+    return files
+
+
+def change(files: Files, **policies: Any) -> None:
+    described = topic_file.read(files, "/topic")
+    assert described is not None
+    with Directory.open(files, "/topic") as directory:
+        topic_file.write(directory, described[0], described[1].changed(policies))
+
+
+def policies_of(files: Files) -> TopicConfig:
+    described = topic_file.read(files, "/topic")
+    assert described is not None
+    return described[1]
+
+
+def test_policies_change_on_a_full_disk_again_and_again() -> None:
+    """A smaller limit of retention is what makes room, and a full disk refused it."""
+    files = full_disk()
+    for size_bytes in (1 << 40, 1 << 30, 5):
+        change(files, retention=Retention(bytes=size_bytes), permissions=0o640)
+        assert policies_of(files).retention.bytes == size_bytes
+    names = {name for name in files.tree() if "topic.json" in name}
+    assert names == {"/topic/topic.json", "/topic/topic.json.spare"}
+    assert files.facts("/topic/topic.json").st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("spare", ["missing", "short", "shared"])
+def test_full_disk_without_a_spare_file_is_told_and_changes_nothing(spare: str) -> None:
+    files = full_disk()
+    files.capacity = None
+    if spare == "shared":
+        files.link("/topic/topic.json.spare", "/copy of a name")
+    else:
+        files.unlink("/topic/topic.json.spare")
+    if spare == "short":
+        files.close(files.create("/topic/topic.json.spare", 0o600))
+    files.capacity = 0
+    before = files.tree()
+    with pytest.raises(StorageFullError, match="topic.json: No space left"):
+        change(files, batch_records=7)
+    assert files.tree() == before and policies_of(files) == TopicConfig()
+
+
+def test_spare_file_is_made_again_when_there_is_room() -> None:
+    files = full_disk()
+    files.unlink("/topic/topic.json.spare")
+    files.capacity = None
+    change(files, batch_records=7)
+    assert len(files.tree()["/topic/topic.json.spare"]) == 4096
+    files.link("/topic/topic.json.spare", "/other")
+    files.link("/topic/topic.json", "/topic/topic.json.spare.tmp")  # left by a crash on a full disk
+    change(files, batch_records=8)
+    assert not files.exists("/topic/topic.json.spare.tmp")
+    assert files.facts("/topic/topic.json.spare").st_nlink == 1
+
+
+def test_two_names_of_one_spare_file_become_one(tmp_path: Path) -> None:
+    """A crash of a change on a full disk may leave both, and to rename one onto the other does nothing."""
+    with Directory.open(REAL, str(tmp_path)) as directory:
+        topic_file.write(directory, bytes(16), TopicConfig())
+        os.link(tmp_path / topic_file.SPARE, tmp_path / f"{topic_file.SPARE}.tmp")
+        topic_file.write(directory, bytes(16), TopicConfig(batch_records=7))
+    assert sorted(os.listdir(tmp_path)) == ["topic.json", "topic.json.spare"]
+    assert os.stat(tmp_path / topic_file.SPARE).st_nlink == 1
+
+
+def test_failing_disk_is_not_told_as_a_full_one() -> None:
+    files = full_disk()
+    broken = FaultyFiles("rename", error=errno.EIO, inner=files)
+    with Directory.open(broken, "/topic") as directory, pytest.raises(OSError, match="Input/output"):
+        topic_file.write(directory, bytes(16), TopicConfig(batch_records=7))
+    assert policies_of(files) == TopicConfig()
+
+
+def test_change_on_a_full_disk_that_is_cut_has_happened_or_not() -> None:
+    """Whatever step a crash follows, and whatever of it the disk has, `topic.json` has the old or the new policies."""
+    files = CrashFS()
+    topic_file.create(files, "/topic", TopicConfig(), now=NOW)
+    begun = len(files.operations)
+    files.capacity = files.used
+    change(files, batch_records=7)
+    states = list(files.crash_states(since=begun, random=20))
+    assert {policies_of(each.files).batch_records for each in states} == {TopicConfig().batch_records, 7}
+    done = [each for each in states if each.at == len(files.operations)]
+    assert {policies_of(each.files).batch_records for each in done} == {7}, "durable when the call returns"
+
+
+def test_other_error_of_a_disk_is_not_a_full_disk() -> None:
+    files = FaultyFiles("pwritev", inner=full_disk())
+    with pytest.raises(OSError) as raised:
+        change(files, batch_records=7)
+    assert not isinstance(raised.value, StorageFullError) and raised.value.errno == errno.EIO

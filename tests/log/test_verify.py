@@ -1,5 +1,6 @@
 """Check: passes over what was written, and stops at the first byte that was not."""
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -449,3 +450,89 @@ def test_progress_of_what_is_too_bad_is_none(open_topic: Open, path: Path) -> No
         seen: list[tuple[int, int]] = []
         assert topic.verify(progress=lambda *both: seen.append(both)).damage
         assert seen == []
+
+
+# --- the end of the log alone ------------------------------------------------------------------------
+
+
+def lengthy(open_topic: Open) -> None:
+    """Five sealed segments and an open one, each of two batches."""
+    with open_topic(files=UnsyncedFiles()) as topic:
+        for number in range(12):
+            topic.append(b"value %d" % number, sync=True)
+            if number % 2 and number < 11:
+                topic.partition(0).roll()
+
+
+def test_look_at_the_end_reads_one_batch_of_a_long_log(open_topic: Open, path: Path) -> None:
+    lengthy(open_topic)
+    before = tree(path)
+    with Topic.open(path, mode="r") as topic:
+        for report in (topic.verify(tail_only=True), topic.partition(0).verify(tail_only=True)):
+            assert (report.segments, report.batches, report.records, report.damage) == (2, 1, 1, ())
+    assert tree(path) == before
+
+
+@pytest.mark.parametrize("roll", [False, True], ids=["empty", "the last segment is empty"])
+def test_look_at_the_end_passes_without_a_batch_in_the_last_segment(roll: bool, open_topic: Open, path: Path) -> None:
+    with open_topic(files=UnsyncedFiles()) as topic:
+        if roll:
+            topic.append(b"x", sync=True)
+            topic.partition(0).roll()
+    with Topic.open(path, mode="r") as topic:
+        assert topic.verify(tail_only=True).damage == ()
+
+
+def test_look_at_the_end_passes_when_all_was_dropped(open_topic: Open, path: Path) -> None:
+    topic = open_topic(files=UnsyncedFiles())
+    topic.append(b"x", sync=True)
+    topic.partition(0).delete_before(topic.partition(0).high_watermark)
+    assert topic.verify(tail_only=True).damage == ()
+
+
+def test_look_at_the_end_finds_each_flipped_byte_of_the_last_batch(open_topic: Open, path: Path) -> None:
+    lengthy(open_topic)
+    last = last_segment(path)
+    whole = last.read_bytes()
+    with Topic.open(path, mode="r") as topic:
+        begin = topic.partition(0).offset_before_end(1) - topic.partition(0).segments[-1].base_offset + 4096
+        for at in range(begin, len(whole)):
+            last.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            assert topic.verify(tail_only=True).damage, at
+
+
+@pytest.mark.parametrize("slot", [0, 4096])
+def test_look_at_the_end_finds_a_bad_slot_of_the_watermark(slot: int, open_topic: Open, path: Path) -> None:
+    lengthy(open_topic)
+    spoil(path / "0000" / "watermark", slot + 20)
+    with Topic.open(path, mode="r") as topic:
+        (damage,) = topic.verify(tail_only=True).damage
+    assert (damage.path, damage.file_position) == (str(path / "0000" / "watermark"), slot)
+
+
+@pytest.mark.parametrize("what", ["missing", "cut", "header"])
+def test_look_at_the_end_finds_a_segment_that_is_missing_or_cut_anywhere(
+    what: str, open_topic: Open, path: Path
+) -> None:
+    lengthy(open_topic)
+    segments = sorted((path / "0000").glob("*.log"))
+    if what == "missing":
+        segments[1].unlink()
+    elif what == "cut":
+        os.truncate(segments[1], segments[1].stat().st_size - 1)
+    else:
+        spoil(segments[-1], 100)
+    with Topic.open(path, mode="r") as topic:
+        damage = topic.verify(tail_only=True).damage
+    assert damage and damage[0].path in map(str, (segments[0], segments[1], segments[-1]))
+
+
+def test_look_at_the_end_passes_beside_a_writer_that_rolls(open_topic: Open, path: Path) -> None:
+    with open_topic(files=UnsyncedFiles()) as writer, Topic.open(path, mode="r") as topic:
+        for number in range(60):
+            writer.append(b"%d" % number, sync=True)
+            if number % 3 == 0:
+                writer.partition(0).roll()
+            if number % 10 == 9:
+                writer.partition(0).delete_before(writer.partition(0).segments[-2].base_offset)
+            assert topic.verify(tail_only=True).damage == ()

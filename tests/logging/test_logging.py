@@ -1,11 +1,13 @@
 """The handler for `logging`: what a line says, what it costs, and that none is lost or doubled."""
 
+import io
 import json
 import logging
 import logging.config
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from consumers import wait_for
 from disks import memory
 from logged import logging_to
 
@@ -110,12 +113,81 @@ def test_configuration_by_a_dictionary(path: Path) -> None:
         assert (topic.config.partitions, topic.config.compression, topic.config.durability) == (3, "zlib", "os")
 
 
+def test_policies_of_a_topic_that_exists_stay_and_those_that_differ_are_named(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were ignored without a word. The handler's own default of the durability is no wish of the caller."""
+    Topic.create(path, batch_records=7).close()
+    for _ in range(2):
+        handler = LogHandler(path, batch_records=9, segment_age=None)
+        handler.handle(logging.makeLogRecord({"name": "app", "msg": "x", "levelno": 20, "levelname": "INFO"}))
+        handler.close()
+    told = [each.getMessage() for each in caplog.records]
+    assert [each.split(": ", 1)[1].partition(" is ")[0] for each in told] == ["segment_age", "batch_records"]
+    with Topic.open(path, mode="r") as topic:
+        assert (topic.config.batch_records, topic.config.durability) == (7, "disk")
+
+
+def test_policies_that_an_operator_changes_reach_the_handler(path: Path) -> None:
+    handler = LogHandler(path)
+
+    def log() -> str:
+        handler.handle(logging.makeLogRecord({"name": "app", "msg": "x", "levelno": 30, "levelname": "WARNING"}))
+        handler.flush()
+        with Topic.open(path, mode="r") as topic:
+            return "zlib" if any(each._header.codec for each in topic.batches()) else "none"
+
+    assert log() == "none"
+    with Topic.open(path, shared=True) as topic:
+        topic.alter(compression="zlib")
+    wait_for(lambda: log() == "zlib")
+    handler.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"durability": "certainly"}, {"segment_bytez": 1 << 20}, {"partitions": 0}, {"segment_bytes": -1},
+        {"compression": "none at all"}, {"patience": "soon"}, {"flush_timeout": "later"}, {"capacity": 0},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)  # fmt: skip
+def test_wrong_argument_is_an_error_of_the_constructor(wrong: dict[str, Any], path: Path) -> None:
+    """The thread that opens the topic has nobody to tell: each line would wait in memory, and be lost."""
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        LogHandler(path, **wrong)
+    LogHandler(path, segment_age=None, retention=None).close()  # type: ignore[arg-type]
+
+
 def test_lines_of_loglib_itself_are_left_out(path: Path) -> None:
     handler = LogHandler(path)
     for name in ("loglib", "loglib.x", "loglibrary"):
         handler.handle(logging.makeLogRecord({"name": name, "msg": name, "levelno": 20, "levelname": "INFO"}))
     handler.close()
     assert [json.loads(line)["logger"] for line in lines(path)] == ["loglibrary"]
+
+
+def test_warning_of_loglib_that_no_other_handler_takes_is_printed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An application whose only handler cannot write lost all lines without a word."""
+    path.touch()
+    handlers: list[logging.Handler] = [logging.NullHandler()]
+    handlers += [LogHandler(path, flush_timeout=0.1), LogHandler(path)]
+    logger = logging.getLogger("loglib")
+    monkeypatch.setattr(logger, "handlers", handlers)
+    monkeypatch.setattr(logger, "propagate", False)
+    handlers[1].handle(logging.makeLogRecord({"msg": "nowhere to go", "levelno": 20}))
+    handlers[1].close()
+    logger.info("not even a warning")
+    first, last = capsys.readouterr().err.splitlines()
+    assert "1 records wait in memory" in first and "1 lines were not written" in last
+    handlers.append(logging.StreamHandler(io.StringIO()))
+    logger.warning("for the other handler")
+    monkeypatch.setattr(logger, "handlers", handlers[2:3])
+    monkeypatch.setattr(logging, "lastResort", None)
+    logger.warning("the application wants none")
+    assert capsys.readouterr().err == ""
 
 
 def test_filter_decides_and_may_replace(path: Path) -> None:
@@ -238,6 +310,21 @@ def test_what_cannot_be_written_at_the_end_is_said(tmp_path: Path, caplog: pytes
     handler.handle(logging.makeLogRecord({"msg": "nowhere to go", "levelno": 20}))
     handler.close()
     assert "1 lines were not written" in caplog.text
+
+
+def test_end_of_the_process_waits_for_a_failing_disk_no_longer_than_the_timeout(path: Path) -> None:
+    """`logging` flushes and closes the handler again, after it has waited at its own end."""
+    handler = LogHandler(path, partitions=1, flush_timeout=0.2)
+    path.touch()
+    handler.handle(logging.makeLogRecord({"msg": "waits", "levelno": 20}))
+    handler._spool._end()
+    with mock.patch.object(handler._spool, "flush", wraps=handler._spool.flush) as flush:
+        logging.shutdown([weakref.ref(handler)])
+    assert [call.args for call in flush.call_args_list] == [(0.0,), (0.0,)]
+    path.unlink()
+    handler.handle(logging.makeLogRecord({"msg": "late", "levelno": 20}))
+    handler.close()
+    assert [json.loads(line)["message"] for line in lines(path)] == ["waits", "late"]
 
 
 def test_line_at_the_end_is_written_when_the_call_returns(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Applications log from anywhere: fork callbacks, finalizers, exit functions, processes without threads, greenlets."""
 
 import _thread
+import gc
 import json
 import logging
 import multiprocessing
@@ -17,11 +18,11 @@ from typing import Any
 import pytest
 from logged import handler_of, logging_to
 
-from conftest import run_python
+from conftest import run_python, start_python
 from loglib import Topic
 from loglib import topic as topic_module
-from loglib.logging import spool, spool_topic
-from loglib.logging.spool import Spool
+from loglib.logging import LogHandler, spool, spool_topic
+from loglib.logging.spool import Drops, Spool
 from loglib.system import process
 from loglib.testing import Call, UnsyncedFiles, WatchedFiles
 
@@ -102,6 +103,18 @@ def test_lines_of_exit_functions_are_written_where_no_thread_can_be_started_then
     assert messages(path) == Counter(["before", *lasts])
 
 
+def test_line_is_written_though_the_topic_can_start_no_thread(
+    log: logging.Logger, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    log.warning("it")
+    assert handler_of(log).drain(60)
+    assert handler_of(log)._spool._topic.opened()._background._flusher is None and messages(path) == {"it": 1}
+
+
 def test_call_without_a_thread_writes_at_most_once_in_a_moment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -158,6 +171,18 @@ def test_calls_in_the_middle_of_writing_do_not_wait_for_it(path: Path) -> None:
     assert found == [True, False, False, 2] and one.dropped == 1
     assert one.flush(60) and one.close(60) == 0
     assert values(path)[:1] == [b"y" * 50] and b"in between" in values(path)
+
+
+def test_flush_under_the_lock_of_logging_does_not_wait_for_a_warning_of_the_writer(path: Path) -> None:
+    """`dictConfig` closes the former handlers under that lock, and a logger's first warning needs it."""
+    files = Interrupting()
+    one = Spool(path, capacity_bytes=100, patience_s=0, report=lambda drops: b"", partitions=1, files=files)
+    logger = logging.getLogger("loglib")
+    files.calls.append(lambda: logger.warning("a torn tail was cut off"))
+    logger.setLevel(logging.NOTSET)  # so it looks up again which levels are enabled
+    with logging._lock:  # type: ignore[attr-defined]
+        assert one.put(b"it", 1) and one.flush(6)
+    assert one.close(60) == 0
 
 
 def test_close_does_not_wait_for_what_others_log_meanwhile(path: Path) -> None:
@@ -311,6 +336,16 @@ def test_lines_of_handlers_that_were_closed_or_lost_are_written_at_the_end(path:
     assert messages(path) == Counter(["first", "after the shutdown", "by a handler that nobody has"])
 
 
+def test_report_of_drops_is_a_line_of_json_when_the_handler_is_lost(path: Path) -> None:
+    handler = LogHandler(path)
+    handler.setFormatter(logging.Formatter("text: %(message)s"))
+    report, drops = handler._spool._report, Drops(3, 0, 1_000_000)
+    assert report(drops).startswith(b"text: 3 lines were dropped within 1.000 s")
+    del handler
+    gc.collect()
+    assert json.loads(report(drops))["dropped"] == 3
+
+
 @pytest.mark.usefixtures("unmeasured")
 def test_lines_of_callbacks_of_a_fork_are_written(path: Path) -> None:
     """Callbacks that came before those of loglib run in a child that has all that is its parent's, a topic also."""
@@ -394,6 +429,62 @@ def test_workers_of_a_copy_of_multiprocessing_lose_nothing(path: Path, tmp_path:
     assert [values(Path(f"{path}{number}")) for number in range(3)] == [[b"appended"]] * 3
 
 
+@pytest.mark.usefixtures("unmeasured")
+def test_lines_of_a_short_worker_that_imports_multiprocessing_after_its_fork_are_written(path: Path) -> None:
+    """As a process of billiard does. It may end before the handler's thread has opened the topic."""
+    program = """
+    begin()
+    assert "multiprocessing.util" not in sys.modules
+    child = os.fork()
+    if not child:
+        import multiprocessing.util
+        log.info("it")
+        multiprocessing.util._exit_function()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    """
+    run(path, BEGIN, program)
+    assert messages(path) == {"it": 1}
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("module", ["uuid", "ctypes"])
+def test_child_can_import_what_a_thread_of_loglib_imported_at_the_fork(module: str, path: Path) -> None:
+    """Otherwise it would wait for ever for a thread that it does not have."""
+    program = f"""
+    import signal, time
+    begun = threading.Event()
+    class Slow:
+        def find_spec(self, name, path=None, target=None):
+            if name == {module!r} and threading.current_thread() is not threading.main_thread():
+                begun.set()
+                time.sleep(0.5)
+    begin()
+    sys.meta_path.insert(0, Slow())
+    log.warning("it")
+    assert begun.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        import {module}
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    """
+    run(path, BEGIN, program)
+    assert messages(path) == {"it": 1}
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_program_that_ends_with_a_handler_in_a_variable_says_nothing(path: Path) -> None:
+    """The functions and the objects of a module that has both die at the same moment."""
+    process = start_python(BEGIN + """
+    def function(): pass
+    handler = begin()
+    log.warning("it")
+    """, path)  # fmt: skip
+    assert process.communicate(timeout=60) == ("", "") and process.returncode == 0
+
+
 def test_only_a_child_leaves_its_parents_handles_before_a_callback_uses_them(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,6 +508,36 @@ def test_only_a_child_leaves_its_parents_handles_before_a_callback_uses_them(
     left.clear()
     opened.__del__()
     assert left
+
+
+def test_end_of_the_process_does_not_wait_in_the_topic_for_a_write_that_hangs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit function of the topic waited for the thread that writes, and under gevent was not woken."""
+    ends = process._AtExit()
+    for module in (spool, spool_topic, topic_module):
+        monkeypatch.setattr(module, "at_exit", ends)
+    files, hung, begun = Interrupting(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        hung.wait(600)
+
+    files.calls.append(hang)
+    one = Spool(
+        path, capacity_bytes=100, patience_s=0, report=lambda drops: b"", partitions=1, files=files, end_timeout_s=0.1
+    )
+    assert one.put(b"it", 1) and begun.wait(60)
+    ending = threading.Thread(target=ends.end)
+    ending.start()
+    try:
+        ending.join(20)
+        assert not ending.is_alive()
+    finally:
+        hung.set()
+        ending.join()
+    assert one.flush(60) and one.close(60) == 0
+    assert values(path) == [b"it"]
 
 
 # --- greenlets ---------------------------------------------------------------------------------------

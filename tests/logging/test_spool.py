@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,6 @@ from conftest import run_python, start_python
 from loglib import FlushPolicy, LockedError, LogError, Partition, Topic
 from loglib.logging import spool
 from loglib.logging.spool import Drops, Spool
-from loglib.logging.spool_topic import WAITING
 from loglib.system.files import Files
 from loglib.testing import Call, FaultyFiles, UnsyncedFiles, WatchedFiles
 
@@ -243,6 +243,27 @@ def test_closing_gives_up_in_time_and_says_what_is_not_written(made: Any, path: 
     assert values(path) == [b"0", b"1", b"2", b"3"]
 
 
+def test_closing_without_time_does_not_wait_for_a_disk_that_hangs(
+    made: Any, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = made(gate := Gate())
+    one.put(b"x", 1)
+    assert gate.reached.wait(60)
+    assert one.close(0) == 1 and "1 lines were not written" in caplog.text
+    gate.shut_until.set()
+    assert one.flush(60)
+    assert values(path) == [b"x"]
+
+
+def test_closing_at_the_end_of_the_interpreter_says_nothing_if_nothing_is_left(
+    made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = made()
+    with mock.patch.object(sys, "is_finalizing", lambda: True):
+        assert one.close(60) == 0
+    assert not caplog.records
+
+
 def test_spool_that_was_closed_begins_anew(made: Any, path: Path) -> None:
     one = made(partitions=1)
     assert one.close(1) == 0
@@ -268,7 +289,7 @@ def test_partition_is_given_back_after_some_idle_time(made: Any, path: Path, mon
     assert values(path) == [b"x", b"y"]
 
 
-def test_idle_spool_gives_its_partition_to_one_that_waits(made: Any, path: Path) -> None:
+def test_spools_take_turns_at_a_partition(made: Any, path: Path) -> None:
     spools = [made(partitions=1) for _ in range(3)]
     for number in range(30):
         one = spools[number % 3]
@@ -300,18 +321,6 @@ def test_busy_spools_share_a_partition(made: Any, path: Path) -> None:
         thread.join()
     expected = Counter(b"%d %d" % (name, number) for name, count in counts.items() for number in range(count))
     assert Counter(values(path)) == expected
-
-
-def test_file_of_one_who_waited_and_died_is_removed(made: Any, path: Path) -> None:
-    one = made()
-    one.put(b"x", 1)
-    assert one.flush(30)
-    (path / WAITING).touch()
-    os.utime(path / WAITING, (1, 1))
-    one.put(b"y", 1)
-    assert one.flush(30)
-    while (path / WAITING).exists():
-        time.sleep(0.005)
 
 
 WORKER = """
@@ -449,32 +458,11 @@ def test_threads_and_a_fork_in_the_middle_of_it(path: Path) -> None:
     assert Counter(values(path)) == Counter([*expected, *(b"child %d" % number for number in range(5))])
 
 
-def test_lock_of_a_partition_that_is_lost_meanwhile_is_asked_for(made: Any, path: Path) -> None:
+def test_partition_that_another_writer_holds_is_waited_for(made: Any, path: Path) -> None:
     """Another writer, that knows nothing of spools, holds all partitions for a while."""
     with Topic.open(path, create=True, partitions=2):
         one = made()
         one.put(b"x", 1)
-        while not (path / WAITING).exists():
-            assert not one.flush(0.01)
+        assert not one.flush(1), "it waits, and tries again"
     assert one.flush(30)
     assert values(path) == [b"x"]
-    assert not (path / WAITING).exists()
-
-
-class _Unfindable(WatchedFiles):
-    """No file can be removed."""
-
-    def before(self, call: Call) -> None:
-        if call.name == "unlink" and call.file == WAITING:
-            raise OSError(errno.EROFS, "read-only", call.path)
-
-
-def test_file_that_cannot_be_removed_is_no_trouble(made: Any, path: Path) -> None:
-    one = made(_Unfindable(UnsyncedFiles()))
-    one.put(b"x", 1)
-    assert one.flush(30)
-    (path / WAITING).touch()
-    os.utime(path / WAITING, (1, 1))
-    one.put(b"y", 1)
-    assert one.flush(30)
-    assert sorted(values(path), key=str) == [b"x", b"y"]

@@ -3,7 +3,7 @@
 Two transactions are applied to two partitions, one after the other: a hold, half of the records, all of them; when
 both partitions have them, the transaction is done, and the holds end. A reader reads the mark of each partition, asks
 once which transactions are done, and then reads the marks again. If a mark has changed, it begins again
-(copies/topic_source.py). Each choice of moments for these five reads is tried.
+(copies/local_source.py). Each choice of moments for these five reads is tried.
 """
 
 from __future__ import annotations

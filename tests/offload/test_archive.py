@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from conftest import NOW, QUIET, run_python
 from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, Topic, repair, testing
 from loglib.offload import archive, archived, read_archive
-from loglib.offload.archive_store import commit
+from loglib.offload.archiving import commit
 from loglib.testing import MemoryFiles
 
 Open = Callable[..., Topic]

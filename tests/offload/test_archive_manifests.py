@@ -17,8 +17,9 @@ from loglib import CorruptLogError, Topic, UnsupportedFormatError, testing
 from loglib.format.checked_json import seal
 from loglib.offload import ArchiveManifest, archive, archived, manifest_log
 from loglib.offload.archive_manifest import ArchivedFile, ArchivedPartition, decode, encode
-from loglib.offload.archive_store import commit, is_in_a_store
-from loglib.offload.archive_store import newest as newest_of
+from loglib.offload.archive_reader import is_in_a_store
+from loglib.offload.archive_reader import newest as newest_of
+from loglib.offload.archiving import commit
 from loglib.testing import MemoryFiles, RecordingFiles
 
 Open = Callable[..., Topic]

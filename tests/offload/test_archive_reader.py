@@ -16,6 +16,8 @@ from conftest import NOW, QUIET, SECOND
 from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, Topic, testing
 from loglib.config.times import to_datetime
 from loglib.offload import archive, archived, read_archive
+from loglib.offload.archive_reader import ArchiveReader, Range
+from loglib.system.files import REAL
 
 Open = Callable[..., Topic]
 
@@ -117,6 +119,17 @@ def test_only_files_and_row_groups_that_are_wanted_are_opened(past: Past) -> Non
     assert found.num_rows == sum(each.rows for each in files[1:-1])
     with pytest.raises(CorruptLogError, match="no file"):
         past.topic.partition(0).arrow(archive=past.to).read_all()
+
+
+def test_files_of_a_range_are_those_with_its_records(past: Past) -> None:
+    reader = ArchiveReader.load(REAL, past.to)
+    offsets = {each.name: set(pq.read_table(past.to / each.name)["offset"].to_pylist())
+               for each in reader.archived.partitions[0].files}  # fmt: skip
+    inside = sorted(set().union(*offsets.values()))
+    assert len(offsets) > 2
+    for start, end in ((0, 1 << 62), (inside[0], inside[1]), (inside[len(inside) // 2], inside[-1])):
+        wanted = [name for name, found in offsets.items() if any(start <= each < end for each in found)]
+        assert [each.name for each in reader.files(Range(0, start, end))] == wanted
 
 
 def test_archive_alone_ends_where_it_ends(past: Past) -> None:

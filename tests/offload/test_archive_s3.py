@@ -17,7 +17,7 @@ from tiered import seal
 from conftest import Clock, start_python
 from loglib import CorruptLogError, LogError, Retention, Topic
 from loglib.offload import ArchiveManifest, archive, archived, parquet, read_archive, s3, tier
-from loglib.offload.archive_store import commit, open_archive
+from loglib.offload.archiving import commit, open_archive
 from loglib.offload.store import Store
 from loglib.system.files import REAL
 

@@ -249,7 +249,7 @@ def test_retention_after_a_power_cut_leaves_every_record_in_one_of_the_two() -> 
     with open_topic(files) as topic:
         expected = records(topic)
     with testing.open_topic(
-        TOPIC, files=files, clock=lambda: NOW + 5,
+        TOPIC, files=files, clock=lambda: NOW + 5, alter=True,
         retention=Retention(age=None, bytes=0, archive="../to/t", archive_grace=timedelta(0)),
     ) as topic:  # fmt: skip
         before = len(files.operations)

@@ -55,7 +55,7 @@ class Damaged:
     def retain(self, to: Path | str) -> list[bool]:
         """What retention drops that waits for the archive only."""
         policy = Retention(age=None, bytes=0, archive=to, archive_grace=timedelta(0))
-        with testing.open_topic(self.path, clock=lambda: 2 * NOW, retention=policy) as topic:
+        with testing.open_topic(self.path, clock=lambda: 2 * NOW, alter=True, retention=policy) as topic:
             return [each.drop for each in topic.retain()]
 
 

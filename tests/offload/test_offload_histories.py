@@ -56,7 +56,7 @@ def test_an_archive_of_another_history_is_refused_and_drops_nothing(path: Path, 
     """It invented records of the old history in the union, and retention dropped those of the new one."""
     set_back(path, to, archive, more=more)
     before = files_of(to)
-    with Topic.open(path, create=True, retention=due_at_once(to)) as topic:
+    with Topic.open(path, create=True, alter=True, retention=due_at_once(to)) as topic:
         topic.append(b"an epoch of its own", sync=True)
         expected = [record.value for record in topic.read()]
         with pytest.raises(LogError, match="has another history|is ahead"):
@@ -71,7 +71,7 @@ def test_an_archive_of_another_history_is_refused_and_drops_nothing(path: Path, 
 
 def test_an_archive_that_is_ahead_is_told_apart(path: Path, to: Path, caplog: pytest.LogCaptureFixture) -> None:
     set_back(path, to, archive, more=0)
-    with Topic.open(path, create=True, retention=due_at_once(to)) as topic:
+    with Topic.open(path, create=True, alter=True, retention=due_at_once(to)) as topic:
         for call in (lambda: archive(topic, to), lambda: topic.arrow(archive=to)):
             with pytest.raises(OffsetOutOfRangeError, match="is ahead: it ends at offset"):
                 call()
@@ -109,7 +109,7 @@ def test_a_place_of_another_history_is_refused_whatever_is_left_in_the_directory
         Topic.open(path, mode="r", tier=to)
     with pytest.raises(LogError, match="nothing was uploaded"):
         tier(path, to)
-    with Topic.open(path, create=True, retention=due_at_once(to)) as topic:
+    with Topic.open(path, create=True, alter=True, retention=due_at_once(to)) as topic:
         assert not any(each.drop for each in topic.retain())
     assert bytes_of(to) == before
 
@@ -232,7 +232,7 @@ def test_a_place_that_ends_where_the_log_begins_lets_nothing_go(path: Path, to: 
             offload(topic, to)
             topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
             seal(topic)
-        with Topic.open(path, retention=due_at_once(to)) as topic:
+        with Topic.open(path, alter=True, retention=due_at_once(to)) as topic:
             assert not any(each.drop for each in topic.retain())
         shutil.rmtree(to)
         shutil.rmtree(path)

@@ -14,8 +14,7 @@ from processes import end_with
 from pyarrow import fs
 
 from loglib.config.uri import local_path
-from loglib.offload.object_files import ObjectFiles
-from loglib.offload.prefetch import _THREADS, Ahead, _pool
+from loglib.offload.object_files import _THREADS, Ahead, ObjectFiles, _pool
 from loglib.offload.s3 import _client
 from loglib.offload.storage import LOCAL, storage_of
 from loglib.system.files import REAL

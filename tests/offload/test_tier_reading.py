@@ -422,6 +422,6 @@ def test_a_partition_that_the_place_does_not_have_stays(open_topic: Open, path: 
     seal(topic)
     drop(topic, 1)
     tier(topic, to)
-    with testing.open_topic(backup, clock=topic._clock, retention=due_at_once(to)) as older:
+    with testing.open_topic(backup, clock=topic._clock, alter=True, retention=due_at_once(to)) as older:
         topic._clock.advance(timedelta(seconds=1))  # type: ignore[attr-defined]
         assert drops(older) == [False, False], "the place begins later"

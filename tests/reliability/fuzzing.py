@@ -52,8 +52,8 @@ from hostile_bytes import (
 from loglib import LogError
 from loglib.append import transfer
 from loglib.config.policies import TopicConfig
+from loglib.format.chain import added
 from loglib.format.header import Header, crc32c
-from loglib.format.skip_pointers import added
 from loglib.format.watermark import SECOND_SLOT, SLOT_BYTES, encode_new, newest
 from loglib.log import search as search_of
 from loglib.log import topic_file

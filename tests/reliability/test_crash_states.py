@@ -23,10 +23,10 @@ from crash_judge import Judge
 from crash_workloads import long_workload, making_workloads, short_workloads, workloads
 from crash_worlds import DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload
 
-from loglib import segment
 from loglib.append import writer
 from loglib.append.active import ActiveSegment
 from loglib.append.tail import TailWriter
+from loglib.format import batch
 from loglib.log import recovery
 from loglib.log.recovery import Tail
 from loglib.testing import CrashFS, Image
@@ -159,7 +159,7 @@ FAULTS: dict[str, tuple[Callable[[Image], CrashFS], Any]] = {
     "acknowledged before it is synced": (SyncedLate, nullcontext),
     "published before it is synced": (Recorder, lambda: mock.patch.object(writer, "TailWriter", PublishesFirst)),
     "not written again in recovery": (Recorder, lambda: mock.patch.object(recovery, "rewrite", lambda *_: None)),
-    "bodies are not checked": (Recorder, lambda: mock.patch.object(segment, "check_body", lambda *_: None)),
+    "bodies are not checked": (Recorder, lambda: mock.patch.object(batch, "check_body", lambda *_: None)),
 }
 
 

@@ -34,7 +34,7 @@ from loglib import LogError, Topic, testing
 from loglib.config.arguments import check_names
 from loglib.config.policies import TopicConfig
 from loglib.config.times import to_datetime
-from loglib.format.skip_pointers import added
+from loglib.format.chain import added
 from loglib.format.watermark import encode_new
 from loglib.testing import CrashFS, Image
 

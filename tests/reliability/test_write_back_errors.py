@@ -29,7 +29,7 @@ ROUNDS = 12
 @pytest.fixture
 def worn(kind: str, tmp_path: Path) -> Iterator[Disk]:
     """A disk that can be made to refuse new data."""
-    with disk(tmp_path, kind) as made:
+    with disk(tmp_path, kind, size_bytes=512 << 20) as made:  # the log grows in each round, until the disk refuses
         yield made
 
 

@@ -16,11 +16,10 @@ from loglib import CorruptLogError, FencedError, LockedError, LogError, NotLeade
 from loglib.append.partitioner import by_crc32
 from loglib.spark import commit as commits
 from loglib.spark import stage as stages
-from loglib.spark.commit import Outcome, abort, commit
-from loglib.spark.partition_rows import RowPartitioner
+from loglib.spark.commit import abort, commit
 from loglib.spark.repetition import Write, repetitions
 from loglib.spark.sink_target import parse
-from loglib.spark.stage import TaskStage
+from loglib.spark.stage import RowPartitioner, TaskStage
 from loglib.system.files import REAL
 from loglib.system.lock import try_acquire
 from loglib.transactions import fit, staging
@@ -71,7 +70,7 @@ def test_few_records_need_no_file(path: Path) -> None:
     staged = stage(path, numbers(100))
     assert staged.frames
     assert staged_in(path) == []
-    assert commit(write(), [staged]) == Outcome(repeated=False)
+    assert commit(write(), [staged])
     check(path, numbers(100))
 
 
@@ -178,7 +177,7 @@ def test_frames_that_are_too_many_for_the_manifest_go_to_a_file(path: Path, monk
 
 
 def test_nothing_is_committed_if_nothing_is_staged(path: Path) -> None:
-    assert commit(write(), [stage(path, [])]) is None
+    assert not commit(write(), [stage(path, [])])
     assert abort(write(), [])
     assert not (path.parent / ".transactions").exists()
 
@@ -190,7 +189,7 @@ def test_repeated_version_is_dropped_and_its_files_removed(
     monkeypatch.setattr(stages, "_IN_MESSAGE_BYTES", 0)
     for version in (3, 2):
         again = stage(path, [b"again"])
-        assert commit(write(version, owner="another run"), [again]) == Outcome(repeated=True)
+        assert not commit(write(version, owner="another run"), [again])
         assert f"version {version} of app was committed before: 1 rows" in caplog.text
     check(path, numbers(10))
     assert [(each.app, each.version, each.rows) for each in repetitions(path)] == [("app", 3, 1), ("app", 2, 1)]
@@ -249,7 +248,7 @@ def test_partition_that_another_commit_holds_is_waited_for(path: Path, monkeypat
         partition.clear()
 
     monkeypatch.setattr(fit, "time", SimpleNamespace(sleep=let_go))
-    assert commit(write(1), [stage(path, [b"next"])]) == Outcome(repeated=False)
+    assert commit(write(1), [stage(path, [b"next"])])
 
 
 def test_commit_that_holds_a_partition_for_too_long_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +296,7 @@ def test_abort_after_the_commit_point_removes_nothing(
     this = write()._replace(is_new=is_new)
     with monkeypatch.context() as patched:
         patched.setattr(Applier, "run", fail)
-        assert commit(this, staged) == Outcome(repeated=False)
+        assert commit(this, staged)
     assert "version 0 of app is committed" in caplog.text
     assert "must not be written again" in caplog.text
     assert values(path) == []
@@ -306,7 +305,7 @@ def test_abort_after_the_commit_point_removes_nothing(
     copied = crash_copy(path.parent, tmp_path / "copy")
     with Topic.open(copied / "topic", create=True):
         check(copied / "topic", numbers(10))
-    assert commit(write(0, owner="again"), [stage(path, numbers(10))]) == Outcome(repeated=True)
+    assert not commit(write(0, owner="again"), [stage(path, numbers(10))])
     check(path, numbers(10))
 
 

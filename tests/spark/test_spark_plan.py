@@ -37,7 +37,7 @@ from loglib.format.watermark import encode_new
 from loglib.segment import Identity
 from loglib.spark import counts
 from loglib.spark.columns import default_schema
-from loglib.spark.plan import Range, cut, plan
+from loglib.spark.plan import Part, Range, cut, plan
 from loglib.spark.ranges import find_ranges
 from loglib.spark.source import BatchReader
 from loglib.system.files import Files
@@ -52,7 +52,7 @@ def a_range(start: int = 0, size: int = 1000, **changes: Any) -> Range:
         "end_offset": start + size,
         "flushed_end": start + size,
     }
-    return Range("t", "/logs/t", bytes(16), 0, **facts | changes)
+    return Range(Part("t", "/logs/t", bytes(16), 0), **facts | changes)
 
 
 @calm
@@ -222,7 +222,7 @@ def test_topic_made_again_is_not_mistaken_for_the_one_planned(tmp_path: Path) ->
     splits = splits_of(find_ranges(options_of(path)), 1 << 40)
     shutil.rmtree(path)
     random_topic(path, seed=8)
-    with pytest.raises(LogError, match=f"the query was planned for {splits[0].range.log_id.hex()}"):
+    with pytest.raises(LogError, match=f"the query was planned for {splits[0].range.part.log_id.hex()}"):
         scan_rows(path, splits=splits)
 
 
@@ -265,7 +265,7 @@ def test_task_lists_no_directory_of_the_log(tmp_path: Path) -> None:
 def test_split_names_the_segments_that_it_needs_and_no_more(tmp_path: Path, split_bytes: int) -> None:
     path = random_topic(tmp_path / "topic", seed=9)
     for split in splits_of(find_ranges(options_of(path)), split_bytes):
-        bases = sorted(int(each.stem) for each in (path / f"{split.range.partition:04}").glob("*.log"))
+        bases = sorted(int(each.stem) for each in (path / f"{split.range.part.partition:04}").glob("*.log"))
         ends = [*bases[1:], 1 << 62]
         needed = [
             base

@@ -203,7 +203,7 @@ def test_segment_dropped_while_it_is_read_is_noticed(tmp_path: Path) -> None:
 
     from loglib.spark.scan import _pieces
 
-    pieces = _pieces(split, fail_on_data_loss=False)
+    pieces = _pieces(split, options_of(path, failOnDataLoss=False))
     first = next(pieces)
     drop_all_but_the_last(first)
     assert not any(each.exists() for each in lost_from)

@@ -39,7 +39,7 @@ def test_directory_of_topics_is_all_of_them_or_those_asked_for(tmp_path: Path) -
     shutil.copytree(tmp_path / "views", tmp_path / ".views.0123.tmp")  # one that is just being made
 
     def read(**options: object) -> list[tuple[str, int]]:
-        return sorted({(each.topic, each.partition) for each in find_ranges(options_of(tmp_path, **options))})
+        return sorted({each.part.key for each in find_ranges(options_of(tmp_path, **options))})
 
     assert read() == [(name, number) for name in ("clicks", "errors", "views") for number in (0, 1)]
     assert read(subscribe="views, clicks") == [("clicks", 0), ("clicks", 1), ("views", 0), ("views", 1)]
@@ -272,13 +272,13 @@ def test_paths_are_directories_that_everyone_can_see() -> None:
 )
 def test_spark_schema_with_columns_that_do_not_exist_is_refused(field: StructField, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        arrow_schema(StructType([field]))
+        arrow_schema(StructType([field]), options_of("/logs/t"))
 
 
 def test_column_that_is_there_twice_is_refused() -> None:
     fields = [StructField("offset", LongType()), StructField("OFFSET", LongType())]
     with pytest.raises(ValueError, match="column OFFSET is there twice"):
-        arrow_schema(StructType(fields))
+        arrow_schema(StructType(fields), options_of("/logs/t"))
 
 
 def test_columns_are_known_in_any_case_and_named_as_the_user_wrote_them(topic: Path) -> None:

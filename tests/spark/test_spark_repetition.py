@@ -8,7 +8,7 @@ from spark_staging import SCHEMA, make, numbers, stage, values
 
 from loglib import CorruptLogError, LogError
 from loglib.errors import SourceMismatchError
-from loglib.spark.commit import Outcome, abort, commit
+from loglib.spark.commit import abort, commit
 from loglib.spark.repetition import NAME, Write, owner_of, repetitions
 from loglib.spark.sink_target import parse
 from loglib.transactions.store import Store
@@ -48,10 +48,10 @@ def refused(path: Path, write: Write, rows: int, why: str) -> None:
 def test_batch_that_spark_repeats_is_dropped_and_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     commit(batch(0), [stage(path, numbers(5))])
     assert repetitions(path) == []
-    assert commit(batch(0, run="again"), [stage(path, numbers(5))]) == Outcome(repeated=True)
+    assert not commit(batch(0, run="again"), [stage(path, numbers(5))])
     assert "topic: version 0 of app was committed before: 5 rows are taken for its repetition" in caplog.text
     assert [each[:3] for each in repetitions(path)] == [("app", 0, 5)]
-    assert commit(batch(1, run="again"), [stage(path, [b"next"])]) == Outcome(repeated=False)
+    assert commit(batch(1, run="again"), [stage(path, [b"next"])])
 
 
 @pytest.mark.parametrize(("number", "rows", "why"), [
@@ -63,12 +63,12 @@ def test_checkpoint_that_was_set_back_is_refused_and_fences_nobody(
     for each in range(3):
         commit(batch(each), [stage(path, numbers(5))])
     refused(path, batch(number, run="copy"), rows, why)
-    assert commit(batch(3), [stage(path, [b"of the original"])]) == Outcome(repeated=False)
+    assert commit(batch(3), [stage(path, [b"of the original"])])
 
 
 def test_query_that_gives_other_rows_when_it_is_repeated_may_say_so(path: Path) -> None:
     commit(batch(0), [stage(path, numbers(5))])
-    assert commit(batch(0, run="again", any_rows=True), [stage(path, numbers(6))]) == Outcome(repeated=True)
+    assert not commit(batch(0, run="again", any_rows=True), [stage(path, numbers(6))])
     assert [each.rows for each in repetitions(path)] == [6]
 
 
@@ -77,14 +77,14 @@ def test_copy_of_a_checkpoint_is_refused_while_the_original_is_there(path: Path,
     commit(batch(0, checkpoint=original), [stage(path, numbers(5))])
     for number in (0, 1):
         refused(path, batch(number, run="copy", checkpoint=copy), 5, "two is a copy of .*one, whose query writes there")
-    assert commit(batch(1, checkpoint=original), [stage(path, [b"1"])]) == Outcome(repeated=False)
+    assert commit(batch(1, checkpoint=original), [stage(path, [b"1"])])
     abort(batch(2, checkpoint=original), [stage(path, [b"2"])])  # whoever comes now is compared all the same
     refused(path, batch(2, run="copy", checkpoint=copy), 5, "is a copy of")
     (tmp_path / "one").rename(tmp_path / "aside")  # it was moved
-    assert commit(batch(2, run="copy", checkpoint=copy), [stage(path, [b"2"])]) == Outcome(repeated=False)
+    assert commit(batch(2, run="copy", checkpoint=copy), [stage(path, [b"2"])])
     (tmp_path / "two/metadata").write_text('{"id": "another query"}')  # its place was used again
     other = checkpoint(tmp_path / "three")
-    assert commit(batch(3, run="next", checkpoint=other), [stage(path, [b"3"])]) == Outcome(repeated=False)
+    assert commit(batch(3, run="next", checkpoint=other), [stage(path, [b"3"])])
 
 
 def test_function_that_writes_each_batch_twice_is_repeated_as_a_whole(path: Path) -> None:
@@ -93,11 +93,11 @@ def test_function_that_writes_each_batch_twice_is_repeated_as_a_whole(path: Path
             commit(each_batch(number, version, name=str(version)), [stage(path, numbers(3))])
     for version in (2, 3):
         write = each_batch(1, version, name=f"again{version}")
-        assert commit(write, [stage(path, numbers(3))]) == Outcome(repeated=True)
+        assert not commit(write, [stage(path, numbers(3))])
     refused(path, each_batch(0, 1), 3, "version 3 was committed there with batch 1")
     refused(path, each_batch(2, 3), 3, "batch 2 of 3 rows, version 3 of app app, is not written")
     refused(path, each_batch(1, 3), 4, "committed there with 3 rows")
-    assert commit(each_batch(2, 4), [stage(path, [b"4"])]) == Outcome(repeated=False)
+    assert commit(each_batch(2, 4), [stage(path, [b"4"])])
 
 
 def test_other_query_is_told_that_the_app_counts_those_of_the_first(path: Path) -> None:
@@ -127,7 +127,7 @@ def test_repetition_that_cannot_be_noted_is_a_warning(path: Path, caplog: pytest
     (path / NAME).write_text("[]")
     with pytest.raises(CorruptLogError, match="may be removed"):
         repetitions(path)
-    assert commit(batch(0, run="again"), [stage(path, numbers(5))]) == Outcome(repeated=True)
+    assert not commit(batch(0, run="again"), [stage(path, numbers(5))])
     assert "the repetition is not noted in" in caplog.text
 
 

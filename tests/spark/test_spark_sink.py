@@ -99,6 +99,19 @@ def test_second_write_is_another_one(spark: SparkSession, target: Path) -> None:
     assert Counter(values(target)) == Counter([b"%d" % each for each in range(10)] * 2)
 
 
+def test_topic_is_made_by_the_sink_when_asked(spark: SparkSession, tmp_path: Path) -> None:
+    """By the driver, or by the tasks that have the rows for it, all of which need it together."""
+    made = tmp_path / "logs" / "made"
+    save(numbers(spark, 100), made, createTopic="true", partitions="3")
+    assert_once(made, 100)
+    with Topic.open(made, mode="r") as topic:
+        assert len(topic.partitions) == 3
+    frame = numbers(spark, 100).withColumn("topic", f.expr("IF(CAST(value AS int) % 2 = 0, 'even', 'odd')"))
+    save(frame, tmp_path / "many", createTopic="true")
+    assert Counter(values(tmp_path / "many" / "even")) == Counter(b"%d" % each for each in range(0, 100, 2))
+    assert Counter(values(tmp_path / "many" / "odd")) == Counter(b"%d" % each for each in range(1, 100, 2))
+
+
 @pytest.mark.slow
 def test_write_that_is_large_goes_through_files(
     spark: SparkSession, tmp_path: Path

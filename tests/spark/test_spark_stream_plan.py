@@ -210,6 +210,19 @@ def test_batch_has_at_most_the_bytes_that_are_asked_for_or_one_batch(
     assert bool(read) == any(each.end for each in backlogs)
     one = len(read) == 1 and read[0][1] == read[0][0].ends()[0]
     assert sum(ends) <= limit or one
+    for each, end in zip(backlogs, ends, strict=True):  # the next batch of no partition has room
+        assert end == each.end or sum(ends) + each.next_batch(end) - end > limit
+
+
+def test_limit_is_used_whole_by_many_partitions() -> None:
+    """The share of each of 60 partitions was below one batch, and 97 % of the limit was left."""
+    backlogs = [Batches([(1000, 1000)] * 3) for _ in range(60)]
+    for turn in range(6):
+        ends = most_bytes(backlogs, 32_500, turn=turn)
+        assert sum(end - each.start for each, end in zip(backlogs, ends, strict=True)) in (32_000, 20_000)
+        for each, end in zip(backlogs, ends, strict=True):
+            each.start = end
+    assert all(each.start == each.end for each in backlogs)
 
 
 @pytest.mark.parametrize("most", [most_records, most_bytes])
@@ -253,11 +266,12 @@ def test_backlog_of_a_log_is_counted_by_headers(tmp_path: Path, seed: int) -> No
     places = [*(record.offset for record in records), records[-1].next_offset]
     bases = sorted({stored_header(batch).next_offset for batch in batches_of(path)})
     random = Random(seed)
-    with closing(open_log(Part("topic", str(path), log_id_of(path), 0))) as log:
+    part = Part("topic", str(path), log_id_of(path), 0)
+    with closing(open_log(part)) as log:
         mark = log.mark()
         for _ in range(200):
             low, high = sorted(random.sample(range(len(places)), 2))
-            backlog = Backlog(log, mark, places[low], places[high])
+            backlog = Backlog(part, log, mark, places[low], places[high], skip_damage=False)
             count = random.randint(1, len(places))
             taken = min(count, high - low)
             assert backlog.skip(places[low], count) == (places[low + taken], taken)

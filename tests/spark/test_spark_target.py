@@ -23,11 +23,9 @@ from pyspark.sql.types import (
 from conftest import NOW, QUIET
 from loglib import LogError, testing
 from loglib.append.partitioner import by_crc32
-from loglib.spark.commit import Staging
-from loglib.spark.partition_rows import RowPartitioner
 from loglib.spark.sink import BatchWriter, Message, StreamWriter
-from loglib.spark.sink_target import Target, TargetTopic, parse
-from loglib.spark.stage import TaskStage
+from loglib.spark.sink_target import Target, TargetTopic, find_topic, parse
+from loglib.spark.stage import RowPartitioner, Staging, TaskStage
 from loglib.system.files import REAL
 from loglib.transactions.manifest import Section
 
@@ -78,6 +76,33 @@ def test_path_and_option_name_the_topic(path: Path) -> None:
     for where, options in ((path.parent / "none", none), (path.parent, none | {"topic": "none"})):
         with pytest.raises(FileNotFoundError, match="no topic here; make it with loglib.Topic.open"):
             parsed(where, **options)
+
+
+def test_topic_that_is_missing_is_made_if_it_is_asked_for(path: Path) -> None:
+    logs = path.parent
+    assert parsed(logs / "a", createTopic="true").topic == str(logs / "a")
+    assert parsed(logs, topic="b", createTopic="TRUE", partitions="7").topic == str(logs / "b")
+    assert parsed(path, createTopic="true", partitions="7").topic == str(path)  # it is there, and stays as it is
+    named = parsed(logs / "new", schema(value=BINARY, topic=TEXT), createTopic="true", partitions="2")
+    assert named.topic is None
+    assert [find_topic(str(logs / "new" / name), make=named.make).config.partitions for name in "cc"] == [2, 2]
+    counts = {name: find_topic(str(logs / name)).config.partitions for name in ("a", "b", "topic")}
+    assert counts == {"a": 1, "b": 7, "topic": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"createTopic": "yes"}, 'createTopic must be "true" or "false"'),
+        ({"partitions": "3"}, "give createTopic=true, too"),
+        ({"createTopic": "true", "partitions": "0"}, "a number from 1 to 10000, not '0'"),
+        ({"createTopic": "true", "partitions": "many"}, "not 'many'"),
+    ],
+)
+def test_mistake_about_a_topic_to_make_makes_none(options: dict[str, str], message: str, path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse({"path": str(path.parent / "new"), **options}, VALUE, overwrite=False, streaming=False)
+    assert not (path.parent / "new").exists()
 
 
 def test_transaction_is_named_by_both_options_or_neither(path: Path) -> None:
@@ -240,12 +265,12 @@ def test_task_knows_its_query_from_local_properties(path: Path, monkeypatch: pyt
 
 def test_tasks_of_another_batch_are_refused(path: Path) -> None:
     writer = StreamWriter({"path": str(path)}, VALUE)
-    right = Message(0, Staging("a", (), b""), "query", 3, "run")
+    right = Message(0, Staging("a", (), b"", {}), "query", 3, "run")
     for wrong in (
-        Message(0, Staging("a", (), b""), "query", 2, "run"),
-        Message(0, Staging("a", (), b""), None, 3, "run"),
-        Message(0, Staging("a", (), b""), "query", 3, None),
-        Message(0, Staging("a", (), b""), "query", 3, "other run"),
+        Message(0, Staging("a", (), b"", {}), "query", 2, "run"),
+        Message(0, Staging("a", (), b"", {}), None, 3, "run"),
+        Message(0, Staging("a", (), b"", {}), "query", 3, None),
+        Message(0, Staging("a", (), b"", {}), "query", 3, "other run"),
     ):
         with pytest.raises(LogError, match="the tasks of batch 3 say that they are of batch"):
             writer.commit([right, wrong] if wrong.run == "other run" else [wrong], 3)
@@ -258,7 +283,7 @@ def test_tasks_of_another_batch_are_refused(path: Path) -> None:
 def test_app_of_a_batch_write_is_the_option_and_the_topic_or_random(path: Path) -> None:
     options = {"path": str(path), "txnAppId": "etl", "txnVersion": "7"}
     section = Section(str(path), bytes(range(16)), 0, "", 0, 1, 1)
-    inside = Message(0, Staging("a", (section,), b""), "query", 3, "run")
+    inside = Message(0, Staging("a", (section,), b"", {}), "query", 3, "run")
     found = BatchWriter(options, VALUE)._write([inside])
     app = f"etl/{bytes(range(16)).hex()}"
     assert (found.app, found.version, found.source, found.is_new, found.batch) == (app, 7, "query", False, 3)

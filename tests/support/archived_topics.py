@@ -9,7 +9,7 @@ import pytest
 
 from conftest import NOW, SECOND
 from loglib import Topic
-from loglib.offload import ArchiveManifest, archive_store
+from loglib.offload import ArchiveManifest, archive_reader, archiving
 from loglib.offload.manifest_log import FilePlace
 from loglib.offload.store import DirectoryStore
 from loglib.system.files import REAL, Files
@@ -39,12 +39,12 @@ def sealed(topic: Topic, *, segments: int = 3, records: int = 10, partition: int
 
 def newest(files: Files, path: str) -> ArchiveManifest | None:
     """The newest manifest of the archive in a directory."""
-    return archive_store.newest(FilePlace(files, path))
+    return archive_reader.newest(FilePlace(files, path))
 
 
 def open_store(to: Path | str, files: Files = REAL) -> DirectoryStore:
     """The archive in a directory, open for adding to it."""
-    store = archive_store.open_archive(files, str(to), 0o600)
+    store = archiving.open_archive(files, str(to), 0o600)
     assert isinstance(store, DirectoryStore)
     return store
 

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, settings
 from loglib.config.policies import TopicConfig
 from loglib.format import header as batch
 from loglib.format.batch import Batch, Source, take
+from loglib.format.chain import added
 from loglib.format.columns import Columns
 from loglib.format.header import NO_PRODUCER, Body, Header, Producer, crc32c
 from loglib.format.record import Record
-from loglib.format.skip_pointers import added
 from loglib.format.watermark import Mark, encode_new
 from loglib.log import topic_file
 from loglib.segment import (

@@ -15,11 +15,13 @@ from builders import EVERYTHING, IDENTITY, LOG_ID, NOW, PLAIN, batch_of, encoded
 from make_golden import POLICIES
 
 from loglib.append import transfer
-from loglib.copies import member_list
+from loglib.copies import roster
 from loglib.format import watermark
 from loglib.format.columns import Columns
 from loglib.format.header import crc32c
 from loglib.groups import commit_log
+from loglib.jobs import entries, generation
+from loglib.jobs.state import Counts, Item, Settings, State
 from loglib.log import ages, copy_role, gaps, pending_marks, topic_file
 from loglib.log.store_pointer import read_pointer, sealed
 from loglib.segment import (
@@ -31,6 +33,7 @@ from loglib.segment import (
     segment_name,
     write_producers,
 )
+from loglib.system.clock import Moment
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
 from loglib.transactions import manifest
@@ -97,7 +100,7 @@ HEADER = SegmentHeader(
 GAPS = (gaps.Gap(0, 4096, "a header CRC", NOW), gaps.Gap(8192, 9000, "no file", NOW + 1))
 STAMPS = [ages.Stamp(0, NOW, 5, LOG_ID), ages.Stamp(4096, NOW + 9, 14, STORE_ID)]
 ROLE = copy_role.Role("mirror", LOG_ID, "0123456789abcdef", "/data/orders", NOW)
-MEMBERS = member_list.Members(
+MEMBERS = roster.Members(
     LOG_ID, "00000000000000aa", {"00000000000000aa": "/a/t", "00000000000000bb": "/b/t"}, "quorum", 3
 )
 ENTRIES = {commit_log.LogPartition(LOG_ID, 3): commit_log.Entry(4096, 2, LOG_ID, 77, "meta ü", "one", NOW, 5, "orders")}
@@ -135,6 +138,36 @@ def _written_commit() -> bytes:
     return json.dumps({"key": key.decode(), "timestamp": timestamp, "value": value.decode()}).encode()  # type: ignore[union-attr]
 
 
+SHARE = generation.Place(LOG_ID, 3, "mail")
+CHECKPOINT_OF_A_SHARE = generation.Checkpoint(
+    2, 4099, 77, Settings(5, 10_000, 0), Counts(1, 2, 3, 4), Moment(NOW, 5_000_000, STORE_ID),
+    (Item(4096, 0, 7_000_000, 0, 1, 0, 2), Item(4098, entries.pair(4, 1), 8_000_000, 11, 1, 2, 3)),
+)  # fmt: skip
+ENTRIES_OF_A_SHARE: tuple[tuple[Any, ...], ...] = (
+    (entries.BEGIN, 0, 1, entries.pair(11, 1_700_000_000), 4099, 9_000_000),
+    (entries.RENEW, 0, 0, 9_500_000, 4099, entries.pair(0, 2)),
+    (entries.SETTLE, entries.RELEASED, 1, 9_600_000, 4099, entries.pair(0, 2)),
+    (entries.REAP, entries.DEAD, 0, 12, 11, 0),
+    (entries.REAP, entries.EXPIRED, 0, 9_700_000, 11, entries.pair(4, 1)),
+    (entries.LOST, 0, 1, 0, 4096, 11),
+    (entries.SEAL, entries.ALTERED, 0, entries.pair(5, 10_000), 0, 0),
+)
+
+
+def _write_entries() -> bytes:
+    return b"".join(
+        entries.encode(SHARE.salt(2), kind, outcome, count, moment=moment, offset=offset, token=token)
+        for kind, outcome, count, moment, offset, token in ENTRIES_OF_A_SHARE
+    )
+
+
+def _read_entries(content: bytes) -> tuple[tuple[Any, ...], ...]:
+    state = State(11, 2, 4099, Settings(), Counts(), CHECKPOINT_OF_A_SHARE.items)
+    assert state.apply(content, SHARE.salt(2)) == len(content), "all have their checksums"
+    assert (state.sealed, state.fresh, sorted(state.free)) == (True, 4100, [4098, 4099])
+    return tuple(fields[1:] for fields in entries.ENTRY.iter_unpack(content))
+
+
 STRUCTURES: dict[str, Structure] = {
     "batch-plain.bin": _batch(PLAIN),
     "batch-everything.bin": _batch(EVERYTHING),
@@ -167,7 +200,7 @@ STRUCTURES: dict[str, Structure] = {
     "copy.json": Structure(ROLE.encode, lambda content: copy_role.decode(content, "a"), ROLE),
     "copy-replica.json": Structure(
         lambda: in_a_file("copy.json", lambda path: MEMBERS.write(REAL, path, 0o600, now=NOW)),
-        lambda content: from_a_file("copy.json", lambda path: member_list.read_members(REAL, path), content),
+        lambda content: from_a_file("copy.json", lambda path: roster.read_members(REAL, path), content),
         MEMBERS,
     ),
     "gaps.json": Structure(
@@ -186,6 +219,12 @@ STRUCTURES: dict[str, Structure] = {
         {3: MARK},
     ),
     "commit.json": Structure(_written_commit, _commit, ENTRIES),
+    "share-checkpoint.bin": Structure(
+        lambda: CHECKPOINT_OF_A_SHARE.encode(SHARE),
+        lambda content: generation.decode(content, "a", SHARE, 2)._replace(items=CHECKPOINT_OF_A_SHARE.items),
+        CHECKPOINT_OF_A_SHARE,
+    ),
+    "share-entries.bin": Structure(_write_entries, _read_entries, ENTRIES_OF_A_SHARE),
     "manifest.bin": Structure(
         lambda: manifest.encode(MANIFEST), lambda content: manifest.decode(content, f"{3:020d}"), MANIFEST
     ),

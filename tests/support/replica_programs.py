@@ -15,7 +15,7 @@ from replicated import Devices, assert_same, open_all, until
 
 from conftest import QUIET, values_of
 from loglib import LogError, Topic, testing
-from loglib.copies.member_list import Acks, needed, read_members
+from loglib.copies.roster import Acks, needed, read_members
 from loglib.errors import TooFewCopiesError
 from loglib.testing import CrashFS, CrashState, Image, MemoryFiles, Operation, crash_states
 

@@ -1,6 +1,7 @@
 """Random topics for the Spark tests, and their records in the shape in which Spark gives them."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -85,17 +86,11 @@ def scan_batches(
     **given: object,
 ) -> list[pa.RecordBatch]:
     """All Arrow batches of a query, in the order of its splits."""
-    options = options_of(path, **given)
-    arrow = arrow_schema(schema or default_schema(options))
+    options = replace(options_of(path, **given), arrow_batch_bytes=arrow_batch_bytes)
+    arrow = arrow_schema(schema or default_schema(options), options)
     batches: list[pa.RecordBatch] = []
     for split in splits_of(find_ranges(options), split_bytes) if splits is None else splits:
-        batches += scan(
-            split,
-            arrow,
-            arrow_batch_bytes=arrow_batch_bytes,
-            fail_on_data_loss=options.fail_on_data_loss,
-            skip_damage=options.skip_damage,
-        )
+        batches += scan(split, arrow, options)
     assert all(batch.schema.equals(arrow) for batch in batches)
     return batches
 

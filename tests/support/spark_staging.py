@@ -10,10 +10,8 @@ from spark_logs import all_records
 
 from conftest import NOW, QUIET
 from loglib import testing
-from loglib.spark.commit import Staging
-from loglib.spark.partition_rows import RowPartitioner
 from loglib.spark.sink_target import parse
-from loglib.spark.stage import TaskStage
+from loglib.spark.stage import RowPartitioner, Staging, TaskStage
 from loglib.system.files import REAL
 
 SCHEMA = StructType.fromJson(
@@ -42,7 +40,7 @@ def stage(path: Path, values: Iterable[bytes], *, rows: int = 100) -> Staging:
     for start in range(0, len(values), rows):
         column = pa.array(values[start : start + rows], pa.binary())
         dealer.deal(pa.RecordBatch.from_pydict({"key": column, "value": column}))
-    return Staging(task.attempt, *task.finish(), task.rows)
+    return task.finish()
 
 
 def numbers(count: int, size: int = 0) -> list[bytes]:

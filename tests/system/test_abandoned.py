@@ -19,6 +19,8 @@ from clock_worlds import DAY, HOUR, Machine
 
 from conftest import MANUAL, QUIET, SECOND, Clock, SlowToUnlink, crash_copy, start_python, tree, values_of
 from loglib import LockedError, Retention, Topic
+from loglib.append.live_policies import LivePolicies
+from loglib.append.turns import Turns
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
 from loglib.testing import FaultyFiles, RecordingFiles, UnsyncedFiles
@@ -138,12 +140,15 @@ def test_partition_of_a_living_writer_is_left_alone(
     living.append(b"x", partition=0, sync=True)
     living.partition(0).roll()
     living.append(b"x", partition=0, sync=True)
-    topic = open_shared(clock=machine)
+    topic = open_shared(clock=machine, wait=0.01)
+    patient = open_shared(clock=machine)
     machine.true_us += 2 * HOUR + 1
-    before = tree(path)
-    act(topic)
-    assert tree(path) == before
-    assert {each.partition for each in topic.retain()} == {1}
+    with living.partition(0)._access.writer().held():
+        before = tree(path)
+        act(topic)
+        assert tree(path) == before
+        assert {each.partition for each in topic.retain()} == {1}
+    assert {each.partition for each in patient.retain()} == {0, 1}, "it gives the partition up for a moment"
     assert {each.partition for each in topic.retain(dry_run=True)} == {0, 1}, "a dry run explains others' as well"
 
 
@@ -210,17 +215,17 @@ def test_space_is_freed_by_the_oldest_segments_of_partitions_with_and_without_a_
         clock.now += SECOND
     everything.close()
     living, files = open_shared(), Tight(950)
-    living.partition(3)._access.writer()
-    topic = open_shared(files=files)
+    topic = open_shared(files=files, wait=0.01)
     topic.append(b"x", partition=1, sync=True)
     topic.alter(retention=Retention(age=None, keep_free=0.1))
-    assert dropped(topic) == [0], "3 is older, and held"
-    assert dropped(topic) == [1]
-    topic._retention.run_for_others()
-    assert sizes(topic) == [2, 2, 1, 2], "the next oldest is that of 2"
-    files.free = 0
-    assert dropped(topic) == [0, 1]
-    assert dropped(topic) == []
+    with living.partition(3)._access.writer().held():
+        assert dropped(topic) == [0], "3 is older, and held"
+        assert dropped(topic) == [1]
+        topic._retention.run_for_others()
+        assert sizes(topic) == [2, 2, 1, 2], "the next oldest is that of 2"
+        files.free = 0
+        assert dropped(topic) == [0, 1]
+        assert dropped(topic) == []
     assert sizes(topic) == [1, 1, 1, 2]
 
 
@@ -290,6 +295,7 @@ def test_pass_that_is_interrupted_while_it_lets_a_partition_go_leaves_no_file_op
     leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 3)
     topic = open_shared()
     topic.retain(dry_run=True)  # opens what looking at a partition needs
+    topic._handles.look()  # opens the file of the turns
     before = os.listdir("/proc/self/fd")
     with monkeypatch.context() as interrupting:
         interrupting.setattr("loglib.append.writer.Writer._settle", Mock(side_effect=[KeyboardInterrupt, None]))
@@ -303,7 +309,7 @@ def test_partition_that_an_interrupted_pass_has_left_locked_is_let_go_by_the_nex
     open_shared: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 3)
-    topic = open_shared()
+    topic = open_shared(wait=0.01)
     with monkeypatch.context() as interrupting:
         interrupting.setattr("loglib.append.writer.Writer.close", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -381,10 +387,13 @@ def test_segments_that_another_has_dropped_meanwhile_are_not_dropped_again(
     assert sizes(topic) == [1]
 
 
-def test_process_that_goes_by_older_policies_drops_nothing_that_is_not_its_own(open_shared: Open, path: Path) -> None:
+def test_process_that_goes_by_older_policies_drops_nothing_that_is_not_its_own(
+    open_shared: Open, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leave_segments(open_shared(retention=NOTHING, partitions=2), 0, 2)
     topic = open_shared()
-    with open_shared(retention=Retention(age=None)):
+    monkeypatch.setattr(LivePolicies, "_found", lambda _: None)  # it does not know them yet
+    with open_shared(alter=True, retention=Retention(age=None)):
         pass
     assert topic.retain() == []
     look(topic)
@@ -440,11 +449,10 @@ def test_append_waits_for_the_one_that_keeps_house(
 
 
 def test_append_that_waits_too_long_says_for_whom(
-    open_shared: Open, slow_pass: tuple[Topic, threading.Event, threading.Event], monkeypatch: pytest.MonkeyPatch
+    open_shared: Open, slow_pass: tuple[Topic, threading.Event, threading.Event]
 ) -> None:
-    monkeypatch.setattr("loglib.system.directory._LOCK_TIMEOUT_S", 0.05)
-    with pytest.raises(LockedError, match=rf"held by pid {os.getpid()} .*partitions that nobody holds"):
-        open_shared().append(b"y", partition=0)
+    with pytest.raises(LockedError, match=rf"held by pid {os.getpid()} .*it was waited for 0.05 s"):
+        open_shared(wait=0.05).append(b"y", partition=0)
 
 
 def test_append_to_any_partition_does_not_wait_for_one_that_keeps_house_and_was_stopped(
@@ -459,25 +467,24 @@ def test_append_to_any_partition_does_not_wait_for_one_that_keeps_house_and_was_
 def test_append_to_any_partition_waits_once_when_all_are_taken(
     open_shared: Open, slow_pass: tuple[Topic, threading.Event, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits: list[Directory] = []
-    waiting = Directory.lock_for_a_moment
+    waits: list[float] = []
+    take = Turns.take
 
-    def wait(directory: Directory, holder: str, *, advice: str) -> None:
-        waits.append(directory)
-        waiting(directory, holder, advice=advice)
+    def noted(turns: Turns, place: Directory, *, wait_s: float, **rest: Any) -> bool:
+        waits.append(wait_s)
+        return take(turns, place, wait_s=wait_s, **rest)
 
-    monkeypatch.setattr("loglib.system.directory._LOCK_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(Directory, "lock_for_a_moment", wait)
-    with pytest.raises(LockedError, match="all 2 partitions are taken"):
-        open_shared().append(b"y")
-    assert len(waits) == 1
+    with slow_pass[0].partition(1)._access.writer().held():
+        monkeypatch.setattr(Turns, "take", noted)
+        with pytest.raises(LockedError, match="all 2 partitions are taken"):
+            open_shared(wait=0.05).append(b"y")
+    assert waits == [0.0, 0.0, 0.05]
 
 
-def test_locked_partition_is_still_refused_at_once(open_shared: Open) -> None:
+def test_locked_partition_is_refused_at_once_without_a_wait(open_shared: Open) -> None:
     holder = open_shared(partitions=2)
-    holder.append(b"x", partition=0)
-    with pytest.raises(LockedError, match="0000"):
-        open_shared().append(b"y", partition=0)
+    with holder.partition(0)._access.writer().held(), pytest.raises(LockedError, match="0000"):
+        open_shared(wait=0).append(b"y", partition=0)
 
 
 # --- processes -----------------------------------------------------------------------------------------------
@@ -502,20 +509,18 @@ def test_retention_of_a_living_process_drops_the_old_segments_of_a_killed_one(pa
     with start_python(WRITER, path, 0) as killed, start_python(WRITER, path, 2) as living:
         for each in (killed, living):
             assert each.stdout is not None and each.stdout.readline().strip() == "ready"
-        with Topic.open(path, shared=True, retention=NOTHING) as topic:
-            assert {each.partition for each in topic.retain()} == {1}, "both live"
-            killed.send_signal(signal.SIGKILL)
-            killed.wait()
-            assert dropped(topic) == [0] * 5
-            assert sizes(topic) == [1, 1, 6]
+        killed.send_signal(signal.SIGKILL)  # before it can see the policy, and follow it
+        killed.wait()
+        with Topic.open(path, shared=True, alter=True, retention=NOTHING) as topic:
+            topic.retain()
+            assert sizes(topic) == [1, 1, 1], "the living one gives its partition up for a moment, or runs retention"
             assert values_of(topic.partition(0)) == [b"last"]
         with Topic.open(path, shared=True) as topic:
             assert topic.append(b"again", partition=0, sync=True)
             recovery = topic.partition(0).recovery
             assert recovery is not None and recovery.clean
             assert values_of(topic.partition(0)) == [b"last", b"again"]
-            with pytest.raises(LockedError):
-                topic.append(b"y", partition=2)
+            assert topic.append(b"y", partition=2, sync=True).partition == 2
         living.kill()
     with Topic.open(path, mode="r") as topic:
         assert not topic.verify().damage

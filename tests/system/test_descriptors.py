@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import needs_proc, records_of, run_python
-from loglib.system.descriptors import above_standard, nameless_file
+from loglib.system.system_calls import above_standard, nameless_file
 
 # The numbers 0, 1 and 2 are closed, and `seen` names what has come to stand there.
 CLOSED = """
@@ -105,7 +105,7 @@ def test_a_moved_descriptor_is_the_same_file_and_leaves_its_number_free() -> Non
     program = (
         CLOSED
         + """
-    from loglib.system.descriptors import above_standard
+    from loglib.system.system_calls import above_standard
 
     fd = os.open(sys.executable, os.O_RDONLY | os.O_CLOEXEC)
     facts = os.fstat(fd)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from disks import fill, memory
+from commands import started
+from disks import disk, fill, memory
 
-from conftest import QUIET, needs_root, records_of, run_python, sound, values_of
-from loglib import OffsetRange, StorageFullError, Topic
+from conftest import QUIET, needs_root, records_of, run_python, sound, start_python, values_of
+from loglib import OffsetRange, Retention, StorageFullError, Topic
 
 pytestmark = needs_root
 
@@ -146,3 +147,61 @@ def test_limit_on_file_size_is_a_full_disk(tmp_path: Path) -> None:
             assert len(list(topic.read())) == written + 1
     """
     assert int(run_python(program, tmp_path / "topic")) == errno.EFBIG
+
+
+SERVICE = """
+    import sys, time
+    from loglib import FlushPolicy, Retention, StorageFullError, Topic
+    never = FlushPolicy(records=None, interval=None, bytes=None)
+    topic = Topic.open(sys.argv[1], create=True, segment_bytes=64 << 10, retention=Retention(age=None), flush=never)
+    for _ in range(10):
+        topic.append(b"x" * 60_000, sync=True)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    topic.append(b"y" * 60_000)  # waits in memory, and the disk has no room for it
+    print("waits", flush=True)
+    while len(topic.partition(0).segments) > 2:
+        time.sleep(0.01)
+    try:
+        topic.append(b"z", sync=True)
+    except StorageFullError as error:
+        print([(each.partition, len(each.offsets)) for each in error.lost])
+    print(topic.append(b"last", sync=True).partition, flush=True)
+    topic.close()
+"""
+
+
+@pytest.mark.usefixtures("unmeasured")  # what it measured would not fit either
+def test_operator_makes_room_on_a_full_disk_by_a_smaller_retention(small_disk: Path) -> None:
+    """A change of the policies needed a new block itself, and the service did not see it until it was started again."""
+    path = small_disk / "topic"
+    with start_python(SERVICE, path, stderr=None) as service:
+        assert service.stdin is not None and service.stdout is not None
+        assert service.stdout.readline() == "ready\n"
+        fill(small_disk)
+        service.stdin.write("\n")
+        service.stdin.flush()
+        assert service.stdout.readline() == "waits\n"
+        for size_bytes in ("1GiB", "200KiB", "100KiB"):  # again, on the disk that stays full
+            command = started("alter", path, "--retention-bytes", size_bytes, "--yes")
+            _, errors = command.communicate()
+            assert command.returncode == 0, errors.decode()
+        assert service.stdout.readline() == "[(0, 1)]\n"
+        assert service.stdout.readline() == "0\n"
+        assert service.wait(60) == 0
+    assert [record.value for record in records_of(path)][-1] == b"last"
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_policies_change_again_and_again_on_a_disk_that_stays_full(tmp_path: Path, kind: str) -> None:
+    """A full XFS takes no new file at all, not even in place of one that was removed."""
+    with disk(tmp_path, kind) as made:
+        path = made.point / "topic"
+        Topic.create(path, **QUIET).close()
+        fill(made.point)
+        for size_bytes in (1 << 40, 1 << 30, 1 << 20):
+            with Topic.open(path, shared=True) as topic:
+                topic.alter(retention=Retention(age=None, bytes=size_bytes))
+        made.remount()
+        with Topic.open(path, mode="r") as topic:
+            assert topic.config.retention.bytes == 1 << 20

@@ -572,6 +572,14 @@ def test_a_topic_and_a_group_of_an_image_are_deleted_through_an_overlay(tmp_path
     assert os.listdir(tmp_path) == []
 
 
+def test_directory_that_cannot_be_renamed_for_another_reason_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "t" / "inner").mkdir(parents=True)
+    files = FaultyFiles("rename", error=errno.EACCES)
+    with pytest.raises(PermissionError):
+        files.move_directory(str(tmp_path / "t"), str(tmp_path / "aside"))
+    assert os.listdir(tmp_path) == ["t"] and os.listdir(tmp_path / "t") == ["inner"]
+
+
 def test_the_file_that_makes_a_topic_of_a_directory_is_moved_first(tmp_path: Path) -> None:
     class Full(Overlay):
         def rename(self, source: Any, target: Any, **places: Any) -> None:  # type: ignore[override]
@@ -585,3 +593,39 @@ def test_the_file_that_makes_a_topic_of_a_directory_is_moved_first(tmp_path: Pat
     with pytest.raises(OSError, match="No space"):
         Full().move_directory(str(tmp_path / "t"), str(tmp_path / "aside"), first="topic.json")
     assert os.listdir(tmp_path / "t") == ["a"] and os.listdir(tmp_path / "aside") == ["topic.json"]
+
+
+# --- appending ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["real", "memory", "recording"])
+def test_append_writes_at_the_end_whoever_else_appends(tmp_path: Path, kind: str) -> None:
+    files: Files = {"real": REAL, "memory": testing.MemoryFiles(), "recording": RecordingFiles()}[kind]
+    files.make_directories(str(tmp_path))
+    path = str(tmp_path / "entries")
+    files.write_new(path, b"begin", 0o600)
+    with files.closing(files.open_append(path)) as one, files.closing(files.open_append(path)) as other:
+        for number in range(20):
+            assert files.append((one, other)[number % 2], b"-%02d" % number) == 3
+        expected = b"begin" + b"".join(b"-%02d" % number for number in range(20))
+        assert files.read_at(one, 1000, 0) == files.read_at(other, 1000, 0) == expected
+    if isinstance(files, RecordingFiles):
+        assert files.count("append") == 20
+
+
+def test_append_of_a_full_disk_is_short_and_then_fails(tmp_path: Path) -> None:
+    path = str(tmp_path / "entries")
+    REAL.write_new(path, b"", 0o600)
+    disk = testing.FullDisk(5)
+    with disk.closing(disk.open_append(path)) as fd:
+        assert (disk.append(fd, b"abc"), disk.append(fd, b"def")) == (3, 2)
+        with pytest.raises(OSError, match="No space"):
+            disk.append(fd, b"f")
+    assert Path(path).read_bytes() == b"abcde"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_regular_files_are_opened_for_appending(tmp_path: Path, kind: str) -> None:
+    plant(kind, tmp_path / "planted")
+    with pytest.raises((CorruptLogError, OSError)):
+        REAL.open_append(str(tmp_path / "planted"))

@@ -200,6 +200,15 @@ def test_turn_is_taken_at_once_only_if_nobody_else_wants_it() -> None:
     assert done == [1, 4]
 
 
+def test_turn_taken_at_once_in_the_middle_of_a_turn_does_nothing() -> None:
+    turn = Turn()
+    done: list[int] = []
+    thread = threading.Thread(target=lambda: turn.take(lambda: turn.take_at_once(lambda: done.append(1))), daemon=True)
+    thread.start()
+    thread.join(LONG_S)
+    assert not thread.is_alive() and not done and is_free(turn)
+
+
 # --- interrupts --------------------------------------------------------------------------------------
 
 

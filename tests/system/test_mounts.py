@@ -1,4 +1,4 @@
-"""system/mounts.py: a writer is warned where another host could write as well."""
+"""system/lock.py: a writer is warned where another host could write as well."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from loglib import Topic, testing
 from loglib.system.files import REAL, Files
-from loglib.system.mounts import file_system_of, network_file_system
+from loglib.system.lock import file_system_of, network_file_system
 
 TABLE = """\
 21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

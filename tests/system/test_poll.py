@@ -12,8 +12,8 @@ import pytest
 
 from conftest import run_python
 from loglib import LogError
-from loglib.system import poll as module
-from loglib.system.poll import new_poll
+from loglib.system import system_calls as module
+from loglib.system.system_calls import new_poll
 
 
 @pytest.fixture(params=["poll", "select"])

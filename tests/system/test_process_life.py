@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from operator import length_hint
+from types import SimpleNamespace
 
 import pytest
 from processes import end_with
@@ -33,6 +34,16 @@ class Handle:
 
 
 # --- listeners ---------------------------------------------------------------------------------------
+
+
+def test_listener_that_dies_with_the_interpreter_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners: Listeners[[int]] = Listeners()
+    handle = Handle()
+    listeners.add(handle.hear)
+    with monkeypatch.context() as ending:
+        ending.setattr(process, "sys", SimpleNamespace(is_finalizing=lambda: True))  # what loglib asks, and no other
+        del handle
+    assert listeners.call(1) == []
 
 
 def test_every_listener_is_called_whatever_the_others_raise() -> None:

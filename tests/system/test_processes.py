@@ -137,51 +137,51 @@ def test_topic_made_by_many_processes_at_once_is_one_topic(path: Path) -> None:
     assert [each for each in os.listdir(path.parent) if each.endswith(".tmp")] == []
 
 
-def test_processes_that_share_a_topic_write_partitions_of_their_own(path: Path) -> None:
+def test_processes_that_share_a_topic_write_each_record_once_and_in_order(path: Path) -> None:
     program = """
         import sys
         from loglib import Topic
-        with Topic.open(sys.argv[1], create=True, shared=True) as topic:
-            partitions = {topic.append(b"%s %d" % (sys.argv[2].encode(), n)).partition for n in range(1000)}
+        with Topic.open(sys.argv[1], shared=True, wait=60) as topic:
+            for number in range(1000):
+                topic.append(b"%s %d" % (sys.argv[2].encode(), number), key=b"%d" % (number % 7))
             topic.flush()
-            print(*partitions, flush=True)
+            print("flushed", flush=True)
             sys.stdin.read()
     """
-    Topic.open(path, create=True, partitions=4).close()
+    Topic.open(path, create=True, partitions=2).close()
     workers = [start_python(program, path, name) for name in "abcd"]
-    owned = []
     for worker in workers:
         assert worker.stdout is not None
-        owned.append(worker.stdout.readline().strip())
-    assert sorted(owned) == ["0", "1", "2", "3"]
-    with Topic.open(path, shared=True) as fifth, pytest.raises(LockedError, match="all 4 partitions are taken"):
-        fifth.append(b"no room")
+        assert worker.stdout.readline() == "flushed\n"
+    with Topic.open(path, shared=True, wait=60) as fifth:
+        fifth.append(b"e 0", sync=True)
     for worker in workers:
         assert worker.communicate("")[1] == ""
-    for partition in "0123":
-        found = [record.value or b"" for record in records_of(path) if str(record.partition) == partition]
-        names = {value.split()[0] for value in found}
-        assert len(names) == 1
-        assert found == [b"%s %d" % (name, number) for name in names for number in range(1000)]
+    found: dict[tuple[bytes, bytes | None], list[int]] = {}
+    for record in records_of(path):
+        name, number = (record.value or b"").split()
+        found.setdefault((name, record.key), []).append(int(number))
+    expected = {(b"%c" % name, b"%d" % key): list(range(key, 1000, 7)) for name in b"abcd" for key in range(7)}
+    assert found == expected | {(b"e", None): [0]}
 
 
-def test_worker_that_comes_back_finds_its_predecessors_partition_free(path: Path) -> None:
-    Topic.open(path, create=True, partitions=2).close()
-    with Topic.open(path, create=True, partitions=2, shared=True) as topic:
-        mine = topic.append(b"mine").partition
-        topic.flush()
+def test_worker_that_was_killed_leaves_its_partition_free(path: Path) -> None:
+    with Topic.open(path, create=True, shared=True, wait=60) as topic:
+        topic.append(b"mine")
         program = """
             import os, signal, sys
             from loglib import Topic
-            topic = Topic.open(sys.argv[1], create=True, shared=True)
-            print(topic.append(b"theirs", sync=True).partition, flush=True)
+            topic = Topic.open(sys.argv[1], shared=True, wait=60)
+            topic.append(b"theirs", sync=True)
+            topic.append(b"not flushed")
             os.kill(os.getpid(), signal.SIGKILL)
         """
         for _ in range(2):
             worker = start_python(program, path)
-            output, _ = worker.communicate()
+            worker.communicate()
             assert worker.returncode == -signal.SIGKILL
-            assert int(output) == 1 - mine
+        topic.append(b"mine, too", sync=True)
+    assert [record.value for record in records_of(path)] == [b"mine", b"theirs", b"theirs", b"mine, too"]
 
 
 def test_exit_without_close_flushes(path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conftest import in_parts
 from loglib import FlushPolicy, Retention, testing
 from loglib.testing import CrashFS, CrashState, Image, Mode, crash_states
 
@@ -331,7 +332,8 @@ def recovered(states: Iterator[CrashState]) -> Iterator[tuple[CrashState, list[b
             yield state, [record.value for record in topic.read()]
 
 
-def test_cut_within_the_recovery_from_a_cut_loses_nothing() -> None:
+@in_parts(3)
+def test_cut_within_the_recovery_from_a_cut_loses_nothing(part: slice) -> None:
     fs = CrashFS()
     with testing.open_topic("/topic", files=fs, **QUIET) as topic:
         topic.append(b"kept", sync=True)
@@ -339,7 +341,7 @@ def test_cut_within_the_recovery_from_a_cut_loses_nothing() -> None:
         topic.append_many([b"perhaps" * 200])
         topic.flush()
     cuts = 0
-    for state in list(fs.crash_states(since=since))[::5]:
+    for state in list(fs.crash_states(since=since))[::5][part]:
         again = state.files
         with testing.open_topic("/topic", files=again):
             pass

@@ -36,7 +36,7 @@ def grown(path: Path) -> Callable[[], None]:
 
     def grow() -> None:
         Topic.add_partitions(path, 4)
-        with Topic.open(path, create=True, flush=MANUAL) as topic:
+        with Topic.open(path, alter=True, flush=MANUAL) as topic:
             for number in range(COUNT):
                 topic.append(b"%d" % number, partition=number % 4)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from conftest import values_of
 from loglib import Retention, Topic, transaction
+from loglib.logging import LogHandler
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +49,14 @@ def test_transactions_and_retention_end_under_a_frozen_clock(path: Path) -> None
             tx.append(topic, b"y", partition=1)
         assert sorted(values_of(topic)) == [b"x", b"y"]
         assert topic.retain() is not None
+
+
+def test_lines_of_a_logger_are_written_under_a_frozen_clock(path: Path) -> None:
+    handler = LogHandler(path, partitions=1)
+    try:
+        Topic.open(path, create=True, partitions=1).close()
+        handler.handle(logging.makeLogRecord({"msg": "a line", "levelno": logging.INFO}))
+        with Topic.open(path, mode="r") as topic:
+            assert b"a line" in (next(iter(topic.follow("begin", timeout=10.0))).value or b"")
+    finally:
+        handler.close()

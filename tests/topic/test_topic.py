@@ -66,24 +66,49 @@ def test_argument_that_disagrees_is_an_error_and_never_wins(name: str, value: An
         with pytest.raises(ConfigConflictError, match=name) as raised:
             Topic.open(path, create=True, mode=mode, **{name: value})
         assert raised.value.name == name
-        wanted = "copy the records to a new topic" if fixed else 'open it with mode="a" to change it'
+        wanted = "copy the records to a new topic" if fixed else 'open it with mode="a" and alter=True to change it'
         assert wanted in str(raised.value)
         assert ("Topic.add_partitions" in str(raised.value)) == (name == "partitions")
     Topic.open(path).close()
     assert (path / "topic.json").read_bytes() == stored
 
 
-def test_service_whose_code_says_another_retention_did_not_start(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_change_of_an_operator_outlives_a_restart_of_the_service(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The code of the service has a value of its own, which came back with the next start, without a word."""
+    code: dict[str, Any] = {"retention": Retention(age=timedelta(days=7), bytes=1 << 40), "segment_age": "1h"}
+    Topic.open(path, create=True, **code).close()
+    with Topic.open(path, shared=True) as topic:
+        topic.alter(retention=Retention(age=timedelta(days=1), bytes=1 << 40), segment_age=None)
+    with caplog.at_level("WARNING", logger="loglib"):
+        for _ in range(2):
+            with Topic.open(path, create=True, batch_records=1 << 16, **code) as topic:
+                assert topic.config.retention.age == timedelta(days=1) and topic.config.segment_age is None
+    ignored = "given where it is opened, is ignored. `loglib alter` changes the topic, or open it with alter=True"
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{path}: retention.age is 1 day, 0:00:00 in the topic; 7 days, 0:00:00, {ignored}",
+        f"{path}: segment_age is None in the topic; 1:00:00, {ignored}",
+    ], "once for each that differs, however often the process opens it"
+
+
+def test_service_that_says_so_changes_the_stored_policies(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Topic.open(path, create=True, retention=Retention(age=timedelta(days=7))).close()
     with caplog.at_level("INFO", logger="loglib"):
         for _ in range(2):
-            with Topic.open(path, retention=Retention(age=timedelta(days=14)), batch_records=9) as topic:
+            with Topic.open(path, alter=True, retention=Retention(age=timedelta(days=14)), batch_records=9) as topic:
                 assert topic.config.retention.age == timedelta(days=14)
     told = [each.getMessage() for each in caplog.records]
     assert len(told) == 2 and "retention is Retention(age=datetime.timedelta(days=14)" in told[0], "once, as it changed"
     assert "and was Retention(age=datetime.timedelta(days=7)" in told[0] and "batch_records is 9" in told[1]
     with Topic.open(path, mode="r") as topic:
         assert (topic.config.retention.age, topic.config.batch_records) == (timedelta(days=14), 9)
+    with pytest.raises(ValueError, match="writes nothing"):
+        Topic.open(path, mode="r", alter=True)
+
+
+def test_policy_that_is_invalid_is_refused_though_another_one_counts(path: Path) -> None:
+    Topic.create(path).close()
+    with pytest.raises(ValueError, match="batch_records"):
+        Topic.open(path, batch_records=0)
 
 
 # --- changing policies while the topic is open ------------------------------------------------------

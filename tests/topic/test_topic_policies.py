@@ -38,7 +38,7 @@ def test_policies_that_could_not_be_written_are_not_used(path: Path) -> None:
     testing.open_topic("/topic", files=memory).close()
     files = FaultyFiles("rename", inner=memory)
     with pytest.raises(OSError):
-        testing.open_topic("/topic", files=files, batch_records=9)
+        testing.open_topic("/topic", files=files, batch_records=9, alter=True)
     with testing.open_topic("/topic", files=files) as topic:
         assert topic.config.batch_records == TopicConfig().batch_records
 
@@ -114,7 +114,8 @@ def test_pass_of_retention_that_comes_too_late_says_nothing(
         for _ in range(3):
             topic.append(b"x" * 3000, sync=True)
         topic.partition(0).roll()
-        monkeypatch.setattr(Writer, "drop_before", lambda *_: [])  # as for one that decided before another dropped
+        # As for a pass that has decided before another one has dropped.
+        monkeypatch.setattr(Writer, "drop_before", lambda *_, **__: [])
         with caplog.at_level("INFO", logger="loglib"):
             topic.retain()
     assert caplog.text == ""

@@ -232,7 +232,7 @@ def test_inbox_thread_that_could_not_be_started_is_started_by_the_next_topic(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic that could not start it is closed, and its partitions are free."""
-    monkeypatch.setattr(notifications._notification_thread, "_made", {"value": notifications._NotificationThread()})
+    monkeypatch.setattr(notifications.notification_thread, "_made", {"value": notifications.NotificationThread()})
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -245,7 +245,7 @@ def test_inbox_thread_that_could_not_be_started_is_started_by_the_next_topic(
         with pytest.raises(RuntimeError, match="start"):
             Topic.open(path, create=True)
     with Topic.open(path):
-        assert notifications._notification_thread()._thread is not None
+        assert notifications.notification_thread()._thread is not None
 
 
 def test_inboxes_are_watched_again_after_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_inboxes_are_watched_again_after_an_error(path: Path, monkeypatch: pytes
     monkeypatch.setattr(notifications, "_LOOK_AGAIN_S", 0.01)
     served = threading.Event()
     (path / "inbox").mkdir(parents=True)
-    postman = notifications._NotificationThread()
+    postman = notifications.NotificationThread()
 
     def serve(event: threading.Event) -> bool:
         event.set()
@@ -282,7 +282,7 @@ def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monk
         looks.release()
         return False
 
-    postman = notifications._NotificationThread()
+    postman = notifications.NotificationThread()
     postman.listen(str(path), served, serve)
     postman.listen(str(path / "gone"), gone, serve)
     for _ in range(3):
@@ -292,7 +292,7 @@ def test_inboxes_are_looked_at_where_the_system_reports_nothing(path: Path, monk
 
 
 @contextmanager
-def attended(path: Path) -> Iterator[tuple[notifications._NotificationThread, threading.Event]]:
+def attended(path: Path) -> Iterator[tuple[notifications.NotificationThread, threading.Event]]:
     """A directory that a postman attends, without an inbox; and what tells that it was served."""
     path.mkdir()
     served = threading.Event()
@@ -301,7 +301,7 @@ def attended(path: Path) -> Iterator[tuple[notifications._NotificationThread, th
         event.set()
         return False
 
-    postman = notifications._NotificationThread()
+    postman = notifications.NotificationThread()
     postman.listen(str(path), served, serve)
     yield postman, served
     postman.leave(served)
@@ -355,7 +355,7 @@ def test_trouble_of_one_topic_is_not_the_others(path: Path, monkeypatch: pytest.
             event.set()
         return False
 
-    postman = notifications._NotificationThread()
+    postman = notifications.NotificationThread()
     troubled = threading.Event()
     postman.listen(str(path), troubled, fail)
     postman.listen(str(path), served, serve)
@@ -378,10 +378,10 @@ def test_writer_stays_reachable_when_a_reader_of_the_same_topic_is_closed(path: 
 
 
 @pytest.fixture
-def postman(monkeypatch: pytest.MonkeyPatch) -> notifications._NotificationThread:
+def postman(monkeypatch: pytest.MonkeyPatch) -> notifications.NotificationThread:
     """A thread for the topics of one test."""
-    made = PerProcess(notifications._NotificationThread, notifications._NotificationThread.abandon)
-    monkeypatch.setattr(notifications, "_notification_thread", made)
+    made = PerProcess(notifications.NotificationThread, notifications.NotificationThread.abandon)
+    monkeypatch.setattr(notifications, "notification_thread", made)
     return made()
 
 
@@ -394,7 +394,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("watching", [True, False], ids=["it watches", "it has not begun to watch"])
 def test_thread_of_the_inboxes_ends_with_the_last_topic_and_begins_anew(
-    path: Path, watching: bool, postman: notifications._NotificationThread, monkeypatch: pytest.MonkeyPatch
+    path: Path, watching: bool, postman: notifications.NotificationThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "_QUIET_S", 0.0 if watching else 60.0)
     for number in range(3):
@@ -419,17 +419,17 @@ def test_topic_that_is_opened_while_the_thread_ends_is_attended(path: Path, monk
         served.set()
         return False
 
-    postman = notifications._NotificationThread()
-    is_over = notifications._NotificationThread._is_over
+    postman = notifications.NotificationThread()
+    is_over = notifications.NotificationThread._is_over
     opened: list[threading.Event] = []
 
-    def open_another(self: notifications._NotificationThread) -> bool:
+    def open_another(self: notifications.NotificationThread) -> bool:
         if not self._served and not opened:
             opened.append(second)
             postman.listen(str(path), second, serve)
         return is_over(self)
 
-    monkeypatch.setattr(notifications._NotificationThread, "_is_over", open_another)
+    monkeypatch.setattr(notifications.NotificationThread, "_is_over", open_another)
     postman.listen(str(path), first, lambda _: False)
     wait_until(lambda: postman._observer is not None)
     postman.leave(first)
@@ -438,7 +438,7 @@ def test_topic_that_is_opened_while_the_thread_ends_is_attended(path: Path, monk
 
 
 def test_forked_child_has_neither_thread_nor_files_of_its_parents_inboxes(
-    path: Path, postman: notifications._NotificationThread, monkeypatch: pytest.MonkeyPatch
+    path: Path, postman: notifications.NotificationThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "_QUIET_S", 0.0)
     with Topic.open(path, create=True):
@@ -449,12 +449,52 @@ def test_forked_child_has_neither_thread_nor_files_of_its_parents_inboxes(
         del observer
 
         def look() -> None:
-            assert notifications._notification_thread() is not postman
+            assert notifications.notification_thread() is not postman
             for fd, facts in descriptors:
                 with suppress(OSError):
                     assert not os.path.samestat(os.fstat(fd), facts)
             with Topic.open(path.parent / "of-the-child", create=True):
-                assert notifications._notification_thread()._thread is not None
+                assert notifications.notification_thread()._thread is not None
 
         assert in_child(look) == 0
-    notifications._NotificationThread().abandon()  # one that has never watched
+    notifications.NotificationThread().abandon()  # one that has never watched
+
+
+FORKS = """
+    import os, signal, sys, threading, time
+    from loglib import Topic
+    begun = threading.Event()
+    class Slow:
+        def find_spec(self, name, path=None, target=None):
+            if name == "loglib.transactions.apply" and threading.current_thread() is not threading.main_thread():
+                begun.set()
+                time.sleep(0.5)
+    sys.meta_path.insert(0, Slow())
+    topic = Topic.open(sys.argv[1], create=True)
+    topic.append(b"mine", sync=True)
+    print("open", flush=True)
+    assert begun.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        import loglib.transactions.apply
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_child_can_begin_a_transaction_that_is_forked_while_a_thread_first_applies_one(path: Path) -> None:
+    """The thread is importing the module. Without its parent's threads the child would wait for it for ever."""
+    process = start_python(FORKS, path, stderr=None)
+    assert process.stdout is not None and process.stdin is not None
+    with process.stdout, process.stdin:
+        assert process.stdout.readline() == "open\n"
+        with Topic.open(path, shared=True) as topic, transaction("app", timeout=30.0) as tx:
+            tx.append(topic, b"theirs")
+        assert process.stdout.readline() == "0\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait() == 0
+    with Topic.open(path, mode="r") as topic:
+        assert values_of(topic) == [b"mine", b"theirs"]

@@ -244,3 +244,8 @@ def test_command_verifies_and_repairs_a_store(store: Path, cli: Cli) -> None:
     done = cli("repair", store, "--yes")
     assert done.code == 0 and "replaced by an empty entry" in done.output
     assert cli("verify", store).code == 0
+
+
+def test_store_has_no_gaps_to_accept(store: Path) -> None:
+    with pytest.raises(ValueError, match="is a store of transactions"):
+        loglib.repair(store, accept=True)

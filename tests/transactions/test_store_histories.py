@@ -13,6 +13,7 @@ from conftest import values_of
 from loglib import CommitPendingError, LogError, Topic, transaction
 from loglib.append.section_writer import apply_section
 from loglib.append.tail import Txn
+from loglib.format.watermark import FILE_BYTES
 from loglib.log.store_pointer import sealed
 from loglib.system.files import REAL
 from loglib.transactions import apply, last_version
@@ -83,6 +84,14 @@ def test_repaired_store_goes_on_above_the_numbers_of_its_topics(set_back: Path) 
         for number in range(3):
             commit(orders, b"new %d" % number)
         assert values_of(orders) == [b"old %d" % n for n in range(4)] + [b"new %d" % n for n in range(3)]
+
+
+@pytest.mark.parametrize("content", [None, bytes(FILE_BYTES)], ids=["no file", "zeros"])
+def test_numbers_of_a_topic_without_its_watermark_are_known(set_back: Path, content: bytes | None) -> None:
+    store, watermark = set_back / ".transactions", set_back / "orders" / "0000" / "watermark"
+    known = loglib.repair(store, dry_run=True).repairs
+    watermark.unlink() if content is None else watermark.write_bytes(content)
+    assert known and loglib.repair(store, dry_run=True).repairs == known
 
 
 @pytest.mark.parametrize("beside", [True, False])

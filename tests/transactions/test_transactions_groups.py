@@ -10,7 +10,7 @@ from transacted import dying
 
 import loglib
 from conftest import crash_copy, values_of
-from loglib import StaleGenerationError, Topic, transaction
+from loglib import Group, StaleGenerationError, Topic, transaction
 from loglib.transactions import apply
 
 Open = Callable[..., Topic]
@@ -85,6 +85,36 @@ def test_new_owner_begins_after_a_pending_commit(
         tx.append(bills, b"never")
         tx.commit(first)
     first.close()
+
+
+@pytest.mark.usefixtures("attentive")
+def test_partition_taken_between_the_last_check_and_the_commit_is_fenced(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former owner has looked that the partition is its own, and is slow. Meanwhile another member reads on."""
+    orders, bills = pair
+    orders.append(b"1", partition=0, sync=True)
+    first = orders.group("etl", commit="manual", member="a")
+    polled = first.poll(timeout=5.0)
+    seconds: list[Group] = []
+    claim = loglib.transactions.transaction._claim
+
+    def claim_late(*arguments: Any, **keywords: Any) -> None:
+        if not seconds:
+            orders.evict_member("etl", "a")
+            seconds.append(orders.group("etl", commit="manual", member="b"))
+            assert seconds[0].poll(timeout=5.0) == polled
+        claim(*arguments, **keywords)
+
+    monkeypatch.setattr("loglib.transactions.transaction._claim", claim_late)
+    with pytest.raises(StaleGenerationError), transaction("etl") as tx:
+        tx.append(bills, b"from the first")
+        tx.commit(first)
+    first.close()
+    with seconds[0] as second, transaction("etl") as tx:
+        tx.append(bills, b"from the second")
+        tx.commit(second)
+    assert values_of(bills) == [b"from the second"]
 
 
 @pytest.mark.usefixtures("attentive")

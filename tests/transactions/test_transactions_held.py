@@ -1,9 +1,11 @@
 """Transactions that are committed and not done show nothing until somebody goes on with them, and hide what follows."""
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transacted
@@ -12,6 +14,7 @@ from transacted import all_values, append_to_all, dying, store_of
 import loglib
 from conftest import Clock, crash_copy, sound, values_of
 from loglib import CommitPendingError, LogClosedError, Topic, transaction
+from loglib.append.publication import NO_HOLD
 from loglib.append.section_writer import SectionWriter
 from loglib.append.tail import Txn
 from loglib.log.recovery import recover
@@ -96,6 +99,35 @@ def test_death_after_done_hides_nothing(pair: tuple[Topic, Topic], monkeypatch: 
     with transaction("etl", version=2) as tx:  # and holds up no other
         append_to_all(tx, pair, b"y")
     assert all_values(pair) == [[b"x", b"native", b"y"], [b"x", b"y"], [b"x", b"native", b"y"]]
+
+
+def test_end_of_a_hold_in_another_thread_takes_no_later_one_with_it(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that serves other processes ends what is done, while this one commits. The log forgot the second."""
+    with dying(monkeypatch, apply.Applier, "_release"), transaction("etl", version=1) as tx:
+        append_to_all(tx, pair, b"x")
+    writer = pair[0]._handles.writers[0]
+    real, ends, begun = writer.publication.publish, threading.Event(), threading.Event()
+
+    def publish(**given: Any) -> None:
+        if threading.current_thread() is thread:
+            ends.set()
+            begun.wait(0.5)  # for the commit, if it can begin
+        real(**given)
+        if given.get("hold", NO_HOLD) != NO_HOLD:
+            begun.set()
+
+    monkeypatch.setattr(writer.publication, "publish", publish)
+    thread = threading.Thread(target=lambda: apply.end_hold(writer, writer.published()))
+    thread.start()
+    assert ends.wait(60)
+    with transaction("etl", version=2) as tx:
+        append_to_all(tx, pair, b"y")
+    thread.join()
+    mark = writer.published()
+    assert (mark.applied_txn, mark.held_txn) == (tx.number, 0)
+    assert all_values(pair) == [[b"x", b"y"]] * 3
 
 
 def test_recover_transactions_goes_on_without_a_writer(
@@ -222,10 +254,8 @@ def _raise_full(*_: object) -> None:
     raise loglib.StorageFullError("topic", OSError(28, "No space left on device"))
 
 
-def test_hold_in_a_segments_header_may_lie_below_the_log_start(
-    tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = open_topic(tmp_path / "data" / "topic")
+def without_its_mark(tmp_path: Path, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the topic after a crash, whose last segment's header has a hold below the log start."""
     topic.append(b"1", sync=True)
     with dying(monkeypatch, Store, "finish"), transaction("etl", version=1) as tx:
         tx.append(topic, b"x")
@@ -236,12 +266,29 @@ def test_hold_in_a_segments_header_may_lie_below_the_log_start(
     topic.partitions[0].delete_before(topic.partitions[0].segments[-1].base_offset)
     copy = crash_copy(tmp_path / "data", tmp_path / "copy")
     (copy / "topic" / "0000" / "watermark").unlink()
+    return copy / "topic"
+
+
+def test_hold_in_a_segments_header_may_lie_below_the_log_start(
+    tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = open_topic(tmp_path / "data" / "topic")
+    copy = without_its_mark(tmp_path, topic, monkeypatch)
     before = topic.partitions[0]._access.log.mark()
-    again = open_topic(copy / "topic")
+    again = open_topic(copy)
     assert values_of(again) == [b"2"]
     sound(again.partitions[0])
     mark = again.partitions[0]._access.log.mark()  # a number counts only with the store that gave it
     assert mark.applied_id == before.applied_id != 0 and mark.txn_store == before.txn_store != 0
+
+
+def test_repair_of_a_lost_mark_takes_a_hold_below_the_log_start_for_done(
+    tmp_path: Path, open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = without_its_mark(tmp_path, open_topic(tmp_path / "data" / "topic"), monkeypatch)
+    assert not loglib.repair(copy).verified.damage
+    with Topic.open(copy, mode="r") as reading:
+        assert values_of(reading) == [b"2"]
 
 
 def test_waiting_transaction_is_applied_by_the_process_that_applies_others(pair: tuple[Topic, Topic]) -> None:

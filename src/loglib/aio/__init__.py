@@ -11,8 +11,7 @@ async with aio.open("data/orders", partitions=4) as topic:
 
 from .group import AsyncGroup
 from .reader import AsyncReader
-from .several_topics import group
-from .topic import AsyncTopic, open_topic
+from .topic import AsyncTopic, group, open_topic
 
 open = open_topic  # noqa: A001  as in `aio.open(...)`
 

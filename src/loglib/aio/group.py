@@ -28,8 +28,6 @@ from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from .calls import Calls, opened, settled
 
-__all__ = ["AsyncGroup"]
-
 Handed = TypeVar("Handed")
 HandedBatch = TypeVar("HandedBatch")
 Key = TypeVar("Key")
@@ -59,8 +57,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
 
         `Group.follow` explains when a record is handled and committed, and the errors.
         """
-        timeout = timeout_seconds(timeout)
-        group = self._member
+        group = self.joined
         while (run := await self._take("one by one", timeout)) is not None:
             while (few := run.next_few()) is not None:
                 for each in group._shown(run.partition, few):
@@ -70,8 +67,7 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     async def batches(self, timeout: Duration | None = None) -> AsyncGenerator[HandedBatch, None]:
         """Like `follow`, but yields batches: whole columns instead of single records."""
-        timeout = timeout_seconds(timeout)
-        group = self._member
+        group = self.joined
         while (run := await self._take("batch", timeout)) is not None:
             run.all_out = True
             yield group._shown_batch(run.partition, run.batch)
@@ -80,52 +76,46 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
     async def poll(self, *, max_records: int = POLLED_RECORDS, timeout: Duration | None = 0.0) -> list[Handed]:
         """Return up to `max_records` records of one partition; an empty list if none comes in `timeout` seconds.
 
-        The records count as handled at the next call of `poll`, `follow` or `batches`, or when committed. The records
-        of a cancelled call are returned again.
+        `Group.poll` explains when they are handled. The records of a cancelled call are returned again.
         """
         check_count("max_records", max_records)
-        timeout = timeout_seconds(timeout)
-        group = self._member
+        group = self.joined
         group._check_open()
         run = await self._take("polled", timeout, max_records)
-        if run is None:
-            return []
-        shown = list(group._shown(run.partition, iter(run.batch.records())))
-        run.all_out = True
-        return shown
+        return [] if run is None else group._polled(run)
 
     async def commit(self, what: Handed | Mapping[Any, int] | None = None, *, meta: str = "") -> None:
         """Commit all handled records, or `what`: a record or the next offsets; see `Group.commit`."""
-        await settled(asyncio.ensure_future(self._calls(self._member.commit, what, meta=meta)))
+        await settled(asyncio.ensure_future(self._calls(self.joined.commit, what, meta=meta)))
 
     async def committed(self) -> dict[Key, Commit]:
         """The group's last commit for each partition, of all members."""
-        return await self._calls(self._member.committed)
+        return await self._calls(self.joined.committed)
 
     async def lag(self, *, count_records: bool = False) -> dict[Key, Lag]:
         """The group's lag for each partition, owned or not; see `Group.lag`."""
-        return await self._calls(self._member.lag, count_records=count_records)
+        return await self._calls(self.joined.lag, count_records=count_records)
 
     async def seek(self, start: Start | Mapping[Any, Start]) -> None:
         """Continue at `start` in all owned partitions, or at each start of a mapping by partition."""
-        await self._calls(self._member.seek, start)
+        await self._calls(self.joined.seek, start)
 
     def tell(self) -> dict[Key, int]:
         """The offset of the next record, for each partition that this member owns."""
-        return self._member.tell()
+        return self.joined.tell()
 
     def pause(self, *partitions: Any) -> None:
         """Return no more records of these partitions; of all owned ones if none is named."""
-        self._member.pause(*partitions)
+        self.joined.pause(*partitions)
 
     def resume(self, *partitions: Any) -> None:
         """Return records of these partitions again; of all if none is named."""
-        self._member.resume(*partitions)
+        self.joined.resume(*partitions)
 
     @property
     def assignment(self) -> list[Key]:
         """The partitions that this member owns, sorted."""
-        return self._member.assignment
+        return self.joined.assignment
 
     @property
     def closed(self) -> bool:
@@ -134,8 +124,13 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     @property
     def joined(self) -> AnyGroup[Handed, HandedBatch, Key]:
-        """The member itself, for methods that this class does not have: call them in a thread, one at a time."""
-        return self._member
+        """The member itself, for methods that this class does not have: call them in a thread, one at a time.
+
+        `LogClosedError` if it has not joined yet.
+        """
+        if self._joined is None:
+            raise LogClosedError("the member has not joined the group; join with `async with`")
+        return self._joined
 
     async def close(self) -> None:
         """Commit handled records, release the partitions and leave the group. Iterations in other tasks end."""
@@ -145,15 +140,9 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     # --- inside ----------------------------------------------------------------------------------
 
-    @property
-    def _member(self) -> AnyGroup[Handed, HandedBatch, Key]:
-        if self._joined is None:
-            raise LogClosedError("the member has not joined the group; join with `async with`")
-        return self._joined
-
-    async def _take(self, way: Way, timeout: float | None, most: int | None = None) -> Run | None:
+    async def _take(self, way: Way, timeout: Duration | None, most: int | None = None) -> Run | None:
         """The next records; None at the end, or after `timeout` seconds without a record."""
-        group = self._member
+        group, timeout = self.joined, timeout_seconds(timeout)
         deadline = None if timeout is None else monotonic() + timeout
         while True:
             asked = monotonic()  # the last call begins after the deadline, so it makes the commits that are due
@@ -166,14 +155,14 @@ class AsyncGroup(NotCopyable, Generic[Handed, HandedBatch, Key]):
 
     async def _wait(self, timeout: float) -> None:
         """Wait until something has changed for the member, or for `timeout` seconds."""
-        observer = self._member._observer
+        observer = self.joined._observer
         kept_open = observer._open  # the selector would not report the wake of a close if they were closed meanwhile
         if kept_open is not None:
             await _readable(observer.descriptors(), timeout)
             observer.wait(0.0)  # empties the pipe with which writers in this process wake the member
 
     def _nap(self, seconds: float) -> float:
-        return seconds if self._member._observer.reports else min(seconds, _NAP_S)
+        return seconds if self.joined._observer.reports else min(seconds, _NAP_S)
 
 
 async def _readable(descriptors: Sequence[int], timeout: float) -> None:

@@ -23,17 +23,14 @@ from ..system.not_copyable import NotCopyable
 from .calls import Calls
 from .watcher import Watch, watch
 
-__all__ = ["AsyncReader"]
-
 
 class AsyncReader(NotCopyable):
     """Reads records of one partition or of several, up to an end or for ever. `async for` gives the records."""
 
     def __init__(self, reader: Reader, *, timeout: Duration | None = None) -> None:
         """`AsyncTopic.read` and `AsyncTopic.follow` make it. `timeout` is that of `follow`."""
-        timeout = timeout_seconds(timeout)
+        self._timeout = timeout_seconds(timeout)
         self._reader = reader
-        self._timeout = timeout
         self._calls = Calls()
         self._watch: Watch | None = None
 

@@ -2,7 +2,7 @@
 
 Invariant: the loop never waits for a disk or for a lock. An append that only adds to the open batch is made
 immediately, in the loop's thread. All other appends and all flushes are made in a thread of the loop's pool, in the
-order of the calls (writer.py). A topic is opened and closed in such a thread, also if the task is cancelled meanwhile.
+order of the calls (calls.py). A topic is opened and closed in such a thread, also if the task is cancelled meanwhile.
 
 An `AsyncTopic` belongs to one event loop. The topic itself (`topic`) may be used beside it, from any thread.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial, wraps
@@ -22,17 +22,15 @@ from ..append.stats import TopicStats
 from ..config.quantities import Duration
 from ..format.batch import Batch
 from ..format.record import Position, Record
+from ..groups import TopicPartition, several_topics
 from ..groups.group import GroupOptions
 from ..log.reader import OnDamage, StartLike
 from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
 from ..topic import Topic
-from .calls import opened, settled
+from .calls import Writing, opened, settled
 from .group import AsyncGroup
 from .reader import AsyncReader
-from .writer import Writing
-
-__all__ = ["AsyncTopic", "open_topic"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -159,3 +157,10 @@ async def open_topic(path: str | os.PathLike[str], **options: Any) -> AsyncItera
         yield topic
     finally:
         await topic.close()
+
+
+def group(
+    topics: Sequence[AsyncTopic], name: str, **options: Unpack[GroupOptions]
+) -> AsyncGroup[tuple[str, Record], tuple[str, Batch], TopicPartition]:
+    """A member of a group on several topics; the options are those of `loglib.group`. It joins with `async with`."""
+    return AsyncGroup(partial(several_topics.group, [each.topic for each in topics], name, **options))

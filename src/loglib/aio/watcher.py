@@ -22,8 +22,6 @@ from ..log.reader import Reader
 from ..system.not_copyable import NotCopyable
 from ..system.notify import REPLACED, Observer
 
-__all__ = ["Watch", "watch"]
-
 _NAP_S = 0.01
 
 # The values are weak as well: a watcher in this dictionary would keep its selector alive, and with it the loop.
@@ -50,7 +48,7 @@ class Watch(NotCopyable):
         self._waiting: ref[asyncio.Future[None]] | None = None
         self._watcher = ref(watcher)
         self._logs = list(reader._logs.values())
-        self._files = reader._watched_files()
+        self._files = reader._watched_files(self._logs)
         for path in self._files:
             watcher.add(path, self)
         self.clear()
@@ -117,7 +115,7 @@ class _Watcher(NotCopyable):
         self._watches: dict[str, set[Watch]] = {}  # by the path of a file
         self._heard: dict[str, LiveWriter] = {}  # the writers of this process that ring a bell
         self._descriptors: list[int] = []
-        self._attend()
+        self._register()
 
     @property
     def reports(self) -> bool:
@@ -127,7 +125,7 @@ class _Watcher(NotCopyable):
         if path not in self._watches:
             self._watches[path] = set()
             self._observer.observe_file(path, path)
-            self._attend()  # the system may have no watch left
+            self._register()  # the system may have no watch left
         self._watches[path].add(watch)
 
     def listen(self, log: Log) -> None:
@@ -147,11 +145,11 @@ class _Watcher(NotCopyable):
         loop = self.loop()
         if not self._watches and loop is not None and _watchers.get(loop) == ref(self):  # the last reader of the loop
             del _watchers[loop]
-            self._attend(stop=True)
+            self._register(stop=True)
             self._observer.close()
 
-    def _attend(self, *, stop: bool = False) -> None:
-        """Let the loop call `_ring` for the observer's present descriptors, or for none with `stop`."""
+    def _register(self, *, stop: bool = False) -> None:
+        """Let the loop call `_report` for the observer's present descriptors, or for none with `stop`."""
         loop = self.loop()
         if loop is None or loop.is_closed():
             return
@@ -159,13 +157,13 @@ class _Watcher(NotCopyable):
             loop.remove_reader(fd)
         self._descriptors = [] if stop else self._observer.descriptors()
         for fd in self._descriptors:
-            loop.add_reader(fd, self._ring)  # so the loop refers to the watcher
+            loop.add_reader(fd, self._report)  # so the loop refers to the watcher
 
-    def _ring(self) -> None:
+    def _report(self) -> None:
         self._observer.wait(0.0)
         changes = self._observer.changed()
         if len(self._observer.descriptors()) != len(self._descriptors):
-            self._attend()
+            self._register()
         for path, names in changes.items():
             for each in self._watches.get(str(path), ()):
                 each.replaced |= REPLACED in names

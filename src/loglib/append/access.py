@@ -10,27 +10,30 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from ..config.policies import TopicConfig
 from ..config.quantities import microseconds
-from ..errors import LockedError, LogClosedError, LogMovedError, ReadOnlyError, TooManyFilesError, is_out_of_descriptors
+from ..errors import LockedError, LogClosedError, LogMovedError, ReadOnlyError, TooManyFilesError
 from ..log import copy_role, topic_file
 from ..log.log import Log
 from ..segment import Identity
 from ..system import lock
 from ..system.directory import Directory
+from ..system.failures import is_out_of_descriptors
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from .flusher import from_background
+from ..system.reentry import enter
 from .handles import Handles
+from .losses import from_background
 from .publication import Copies
 from .retention_pass import RetentionRunner
 from .section_writer import SectionWriter
 from .writer import WRITER_DESCRIPTORS
-
-__all__ = ["Access", "Replicated", "access_of", "check_still", "own_all"]
 
 
 class Replicated(Protocol):
@@ -43,91 +46,113 @@ class Replicated(Protocol):
         """The partition in the other directories."""
 
 
+@dataclass(eq=False, repr=False)
 class Access(NotCopyable):
     """The log of a partition, and its writer if this process has one."""
 
-    def __init__(
-        self,
-        files: Files,
-        directory: str,
-        identity: Identity,
-        config: TopicConfig,
-        *,
-        writable: bool,
-        clock: Callable[[], int],
-        handles: Handles,
-        retention: RetentionRunner,
-        check: Callable[[], None] | None = None,
-        on_hold: Callable[[SectionWriter], None] | None = None,
-        make_log: Callable[[Files, str, Identity], Log] = Log,
-        replicated: Replicated | None = None,
-    ) -> None:
-        self.id = identity.partition
-        self.directory = directory
-        self.config = config
-        self.log = make_log(files, directory, identity)
-        self.clock = clock
-        self.handles = handles
-        self.retention = retention
-        self._files = files
-        self._writable = writable
-        self._check = check  # raises if this topic must not be written any more; called before the lock and under it
-        self._on_hold = on_hold  # called for a writer that finds a transaction that is not known to be done
-        self._replicated = replicated
-        self._writer: SectionWriter | None = None
-        retention.add(self.log)
+    files: Files
+    directory: str
+    identity: Identity
+    config: TopicConfig
+    writable: bool
+    clock: Callable[[], int]
+    handles: Handles
+    retention: RetentionRunner
+    check: Callable[[], None] | None = None  # raises if the topic must not be written; before the lock and under it
+    on_hold: Callable[[SectionWriter], None] | None = None  # for a writer with a transaction not known to be done
+    make_log: Callable[[Files, str, Identity], Log] = Log
+    replicated: Replicated | None = None
+    on_foreign_hold: Callable[[], None] | None = None  # another process has left a transaction in a shared partition
+    open_writer: SectionWriter | None = field(default=None, init=False)  # the writer, if this process has one
+
+    def __post_init__(self) -> None:
+        self.id = self.identity.partition
+        self._checked: tuple[topic_file.Stamp | None, ...] = ()  # of the topic's description at the last check
+        self._waiting = threading.RLock()  # held by the thread that makes the writer, also while it waits for the lock
+        self.log = self.make_log(self.files, self.directory, self.identity)
+        self.retention.add(self.log)
 
     # --- the writer ------------------------------------------------------------------------------
-
-    @property
-    def open_writer(self) -> SectionWriter | None:
-        """The writer, if this process has one."""
-        return self._writer
 
     def writer(self, *, wait: bool = True) -> SectionWriter:
         """The writer. The first call takes its lock; `LockedError` if another process has the lock.
 
-        Unless `wait` is False, it waits for a process that has the lock only to run retention.
+        Unless `wait` is False, it waits for a process that shares the partition, or that has it only to run retention.
         """
-        if self._writer is not None:
-            return self._writer
-        if not self._writable:
+        if self.open_writer is not None:
+            return self.open_writer
+        if not self.writable:
             raise ReadOnlyError(self.directory)
-        if self._check is not None:  # else all writers are made when the topic is opened
+        if self.check is not None:  # else all writers are made when the topic is opened
             self.handles.check_outside()
+            self.check()  # a topic that must not be written gets no lock file either
+        with enter(self._waiting, "the topic"):
+            held, writer = self._awaited(wait=wait), None
+            try:
+                writer = self._opened(held)
+            finally:
+                if held is not None and (writer is None or not writer.has(held)):
+                    held.release()
+                    assert self.handles.turns is not None
+                    self.handles.turns.given_up(held.directory)
+            return writer
+
+    def _awaited(self, *, wait: bool) -> lock.Lock | None:
+        """The lock of a shared partition, taken outside of `opening`: other partitions can be opened meanwhile."""
+        self.handles.check_open()
+        if (turns := self.handles.turns) is None or self.open_writer is not None:
+            return None
+        wait_s = turns.wait_s if wait else 0.0
+        take = partial(turns.take, wait_s=wait_s, is_over=lambda: self.handles.closed is not None)
+        return lock.acquire(self.files, self.directory, self.config.permissions, take=take, wait_s=wait_s)
+
+    def _check_again(self) -> None:
+        """`check`, if the topic's description has changed while this process did not have the partition."""
+        topic_path = os.path.dirname(self.directory)
+        found = tuple([topic_file.stamp(self.files, topic_path, name) for name in (topic_file.NAME, copy_role.NAME)])
+        if found != self._checked and self.check is not None:
+            self.check()
+            self._checked = found
+
+    def _opened(self, held: lock.Lock | None) -> SectionWriter:
         with self.handles.opening:
             self.handles.check_open()
-            if self._writer is None:  # another thread may have made it before this one had the lock
-                if self._check is not None:
-                    self._check()  # a topic that must not be written gets no lock file either
-                writer = self._make_writer(wait=wait)
+            if self.open_writer is None:  # another thread may have made it before this one had the lock
+                writer = self._make_writer(held)
                 try:
-                    if self._check is not None:
-                        self._check()
-                    if writer.disk.mark.held_txn and self._on_hold is not None:
-                        self._on_hold(writer)
+                    if self.check is not None:
+                        self.check()
+                    if writer.disk.mark.held_txn and self.on_hold is not None:
+                        self.on_hold(writer)
                 except BaseException:
                     writer.close()
                     raise
-                writer.on_roll = lambda: self._in_background(lambda: self.retention.run(self.id, rolled=True))
+                writer.on_roll = lambda: self._in_background(lambda: self._retain(rolled=True))
                 self.retention.own(self.id, writer)
                 self.handles.add_writer(writer)
-                self.log.writer = self._writer = writer
-            return self._writer
+                if held is None:  # else other processes publish, too, and readers look at the watermark
+                    self.log.writer = writer
+                self.open_writer = writer
+                if held is not None and writer.disk.mark.held_txn and self.on_foreign_hold is not None:
+                    self.on_foreign_hold()  # `on_hold` has waited for nobody
+            return self.open_writer
 
-    def _make_writer(self, *, wait: bool) -> SectionWriter:
+    def _make_writer(self, held: lock.Lock | None) -> SectionWriter:
         """Make the writer. If another process holds the partition only to run retention, wait for it (decision 21)."""
-        arguments = (self._files, self.directory, self.log.identity, self.config)
-        if (others := self._replicated) is not None:
+        arguments = (self.files, self.directory, self.identity, self.config)
+        if held is not None:
+            turns = self.handles.turns
+            writer = SectionWriter(*arguments, index=self.log.index, clock=self.clock, held=held, turns=turns)
+            writer.on_hold, writer.check = self.on_foreign_hold, self._check_again
+            return writer
+        if (others := self.replicated) is not None:
             held, copies = others.first_lock(self.id), others.copies(self.id)
             return SectionWriter(*arguments, index=self.log.index, clock=self.clock, held=held, copies=copies)
         try:
             return SectionWriter(*arguments, index=self.log.index, clock=self.clock)
         except LockedError as error:
-            if not wait:
-                raise
             holder = error.holder
-        with Directory.open(self._files, os.path.dirname(self.directory)) as topic:
+        with Directory.open(self.files, os.path.dirname(self.directory)) as topic:
             topic.lock_for_a_moment(holder, advice="try again; it drops segments of partitions that nobody holds")
             return SectionWriter(*arguments, index=self.log.index, clock=self.clock)
 
@@ -135,14 +160,14 @@ class Access(NotCopyable):
         """Use these policies from now on."""
         with self.handles.opening:  # without the lock, a writer that is just being made would miss them
             self.config = config
-            if self._writer is not None:
-                self._writer.use(config)
+            if self.open_writer is not None:
+                self.open_writer.use(config)
 
     def close(self) -> None:
         """Flush, release the lock and close the files."""
         try:
-            if self._writer is not None:
-                self._writer.close()
+            if self.open_writer is not None:
+                self.open_writer.close()
         finally:
             self.log.close()
 
@@ -150,14 +175,19 @@ class Access(NotCopyable):
 
     def keep_house(self) -> None:
         """Do the housekeeping that is due by the clock: roll an old segment, then run retention."""
-        if self._writer is not None:
+        if self.open_writer is not None:
             self._in_background(self._roll_if_old)
-            self._in_background(lambda: self.retention.run(self.id))
+            self._in_background(lambda: self._retain(rolled=False))
+
+    def _retain(self, *, rolled: bool) -> None:
+        with self.writer().held(wait_s=0.0):
+            self.retention.run(self.id, rolled=rolled)
 
     def _roll_if_old(self) -> None:
         age = self.config.segment_age
         if age is not None:
-            self.writer().roll(older_than_us=microseconds(age))
+            with self.writer().held(wait_s=0.0):
+                self.writer().roll(older_than_us=microseconds(age))
 
     def _in_background(self, action: Callable[[], object]) -> None:
         try:
@@ -165,6 +195,8 @@ class Access(NotCopyable):
         except LogClosedError:
             return
         except Exception as error:  # noqa: BLE001  Raised by the writer's next call.
+            if isinstance(error, LockedError) and self.handles.turns is not None:
+                return  # the process that has the partition does it
             self.writer().raise_soon(from_background(error, self.directory, "housekeeping"))
 
 

@@ -12,28 +12,28 @@ Threads: `write` and `cut_back` under the writer's lock; `sync` from one thread 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..errors import LogMovedError
 from ..log.recovery import rewrite
-from ..segment import HEADER_BYTES
+from ..segment import HEADER_BYTES, SegmentReader
 from ..system.files import Buffer, Files
 from ..system.not_copyable import NotCopyable
 
-__all__ = ["ActiveSegment"]
 
-
+@dataclass(eq=False, repr=False)
 class ActiveSegment(NotCopyable):
     """An open segment file, and the facts that its writer needs."""
 
-    def __init__(self, files: Files, fd: int, path: str, base_offset: int, *, began: int | None = None) -> None:
-        self._files = files
-        self.fd = fd
-        self.path = path
-        self.base_offset = base_offset
-        self.began = began  # the time of its first batch: microseconds since the boot, negative before the boot
-        self.in_doubt = False  # whether an interrupt may have lost the result of a sync
-        self.links = 1  # the file's number of names at the last check
-        self._reach = 0  # the largest position that a write of this writer has reached, even if the write failed
+    files: Files
+    fd: int
+    path: str
+    base_offset: int
+    began: int | None = None  # the time of its first batch: microseconds since the boot, negative before the boot
+    in_doubt: bool = False  # whether an interrupt may have lost the result of a sync
+    links: int = 1  # the file's number of names at the last check
+    reader: SegmentReader | None = None  # of the same open file, once other processes have written it
+    reach: int = 0  # the largest position that a write of this writer has reached, even if the write failed
 
     def file_position(self, offset: int) -> int:
         return HEADER_BYTES + offset - self.base_offset
@@ -42,13 +42,13 @@ class ActiveSegment(NotCopyable):
         """Write a batch that begins at `offset`, where the file must end. Handed to the system."""
         position = HEADER_BYTES + offset - self.base_offset
         self.checked_size(position)
-        self._reach = max(self._reach, position + sum(map(len, parts)))
-        self._files.write_all(self.fd, parts, position)
+        self.reach = max(self.reach, position + sum(map(len, parts)))
+        self.files.write_all(self.fd, parts, position)
 
     def ends_at(self, end: int) -> bool:
         """True if the file surely ends at `end`."""
         try:
-            return self._files.size(self.fd) == self.file_position(end)
+            return self.files.size(self.fd) == self.file_position(end)
         except OSError:
             return False
 
@@ -59,17 +59,17 @@ class ActiveSegment(NotCopyable):
         """
         position = self.file_position(end)
         if self.checked_size(position) > position:
-            self._files.ftruncate(self.fd, position)
+            self.files.ftruncate(self.fd, position)
             return True
         return False
 
     def checked_size(self, position: int) -> int:
         """The size of the file. It must have a name, and end at `position` or where a write of this writer ended."""
-        facts = self._files.fstat(self.fd)
+        facts = self.files.fstat(self.fd)
         self.links = facts.st_nlink
         if not facts.st_nlink:
             raise LogMovedError(self.path, "was removed, or another file put in its place", kept=False)
-        if facts.st_size != position and not position < facts.st_size <= self._reach:
+        if facts.st_size != position and not position < facts.st_size <= self.reach:
             found = f"was changed by another program: it is {facts.st_size} bytes long instead of {position}"
             raise LogMovedError(self.path, found, kept=False)
         return facts.st_size
@@ -79,10 +79,10 @@ class ActiveSegment(NotCopyable):
         try:
             if self.in_doubt:
                 start = max(durable_end, self.base_offset)
-                rewrite(self._files, self.fd, self.file_position(start), self.file_position(end))
+                rewrite(self.files, self.fd, self.file_position(start), self.file_position(end))
                 self.in_doubt = False
             else:
-                self._files.datasync(self.fd)
+                self.files.datasync(self.fd)
         except OSError:
             raise
         except BaseException:

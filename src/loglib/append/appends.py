@@ -13,26 +13,26 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Any
 
-from ..config.policies import TopicConfig
-from ..errors import LogError, report_not_appended, together
+from ..config.extras import named_extras
+from ..errors import LogError
 from ..format.columns import Columns
 from ..format.header import NO_PRODUCER, Producer
 from ..format.record import OffsetRange, Position, new_tuple
 from ..log.producers import parse_producer
+from ..system.failures import report_not_appended, together
 from ..system.process import try_each
 from .batching import Load, append_loads, append_numbered, weigh
 from .handles import Handles
+from .live_policies import LivePolicies
 from .placement import Placement
 from .record_arguments import HeadersLike, gather_columns, record_columns
 from .writer import Writer
-
-__all__ = ["Appends"]
 
 
 class Appends:
     """A topic as something to append to."""
 
-    config: TopicConfig
+    _policies: LivePolicies
     _clock: Callable[[], int]  # microseconds UTC
     _handles: Handles
     _placement: Placement
@@ -89,8 +89,11 @@ class Appends:
                     except BaseException:
                         batch.resume()  # an interrupt came between the position and the value
                         raise
+        if sync and not self._policies.watched:
+            self._policies.look()
+        config = self._policies.config
         if (
-            (sync or self.config.flush.records == 1) and type(value) is bytes and key is None and partition is None
+            (sync or config.flush.records == 1) and type(value) is bytes and key is None and partition is None
             and timestamp is None and headers is None and producer is None
         ):  # fmt: skip
             if writer is None or len(self._handles.writers) > 1:
@@ -98,7 +101,7 @@ class Appends:
             offset = writer.append_lone(value, sync=sync)
             if offset is not None:
                 return new_tuple(Position, (writer.partition, offset))
-        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
+        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=config.max_record_bytes)
         if producer is not None:
             return self._append_numbered(Load(columns, size), parse_producer(producer), partition, sync=sync)
         if partition is not None:
@@ -115,7 +118,7 @@ class Appends:
         if partition is None:
             partition = self._placement.of_no_key(by) if key is None else self._placement.of_key(key)
         writer = self._placement.writer_of(partition)
-        return Position(writer.partition, append_numbered(writer, load, self.config, by, sync=sync))
+        return Position(writer.partition, append_numbered(writer, load, self._policies.config, by, sync=sync))
 
     def _append_at_once(
         self,
@@ -127,7 +130,8 @@ class Appends:
         partition: int | None,
     ) -> Position | None:
         """`append`, for event loops: None if the call would wait for a disk or for a lock. Then nothing is appended."""
-        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=self.config.max_record_bytes)
+        limit_bytes = self._policies.config.max_record_bytes
+        columns, size = record_columns(value, key, timestamp, headers, limit_bytes=limit_bytes)
         if partition is None and columns.keys is not None and columns.keys[0] is not None:
             partition = self._placement.of_key(columns.keys[0])
         if partition is None:
@@ -170,8 +174,8 @@ class Appends:
                     raise ValueError(
                         "an idempotent append without keys must say partition=, to meet its first try again"
                     )
-                load = weigh(columns, self.config)
-                size = self.config.batch_bytes if load.size_bytes is None else load.size_bytes
+                load = weigh(columns, self._policies.config)
+                size = self._policies.config.batch_bytes if load.size_bytes is None else load.size_bytes
                 writer = self._placement.choose(count, size)
                 loads[writer] = load
                 groups = {writer.partition: columns}
@@ -179,8 +183,8 @@ class Appends:
                 keyless = cache(lambda: self._placement.of_no_key(by))
                 groups = self._placement.spread(columns, partition, keyless)
                 for number, group in groups.items():
-                    loads[self._placement.writer_of(number)] = weigh(group, self.config, by)
-            return append_loads(loads, self.config, by)
+                    loads[self._placement.writer_of(number)] = weigh(group, self._policies.config, by)
+            return append_loads(loads, self._policies.config, by)
         except BaseException as error:
             indexes: dict[int, Sequence[int]] = {number: range(count) for number in groups}
             if len(groups) > 1:  # the partition of each record is not kept, but can be computed again
@@ -219,16 +223,17 @@ class Appends:
         the first 16 MiB are checked ahead. Then `not_appended` counts the records that were taken. Needs the extra
         [arrow].
         """
-        from .tables import Names, Route, append_table
+        with named_extras():
+            from .tables import Names, Route, append_table
 
         by = NO_PRODUCER if producer is None else parse_producer(producer)
         number = None if partition is None or isinstance(partition, str) else self._placement.number(partition)
         names = Names(value, key, timestamp, headers, partition if isinstance(partition, str) else None)
         route = Route(
-            self._placement.writer_of, number, self._placement.count, self.config.partitioner,
+            self._placement.writer_of, number, self._placement.count, self._policies.config.partitioner,
             self._placement.partitioner, partial(self._placement.of_no_key, by),
         )  # fmt: skip
-        return append_table(data, names, route, self.config, by, self._clock)
+        return append_table(data, names, route, self._policies.config, by, self._clock)
 
     def flush(self) -> None:
         """Make everything appended durable and visible to readers.
@@ -247,3 +252,5 @@ class Appends:
             raise
         if failed:
             raise together([each for _, each in failed])
+        if not self._policies.watched:
+            self._policies.look()

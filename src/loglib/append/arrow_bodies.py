@@ -28,8 +28,6 @@ from ..format.columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, SHARED_HEADE
 from ..format.header import Body, body_of
 from ..system.files import Buffer
 
-__all__ = ["BinaryView", "Numbers", "Rows", "joined"]
-
 Numbers = np.ndarray[Any, Any]
 
 _HEADER_OVERHEAD = 8  # the two offsets of a header; limits count them
@@ -46,7 +44,8 @@ class BinaryView:
             self.valid = column.is_valid().to_numpy(zero_copy_only=False)
             self.offsets, self.content = _memory(column)
             if (self.offsets[1:] > self.offsets[:-1])[~self.valid].any():  # a null of Arrow may have bytes
-                column = pc.fill_null(column, b"" if _is_binary(column.type) else "")
+                is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+                column = pc.fill_null(column, "" if is_text else b"")
         self.offsets, self.content = _memory(column)
 
     def check(self) -> None:
@@ -93,10 +92,6 @@ def _all_as_first(numbers: Numbers, times: int) -> bool:
     """True if all pieces are equal when the array is cut into `times` equal pieces."""
     rows = numbers.reshape(times, -1)
     return bool((rows[-1] == rows[0]).all() and (rows == rows[0]).all())
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 class _HeadersView:
@@ -245,11 +240,6 @@ class Rows:
         if sum(sizes) + repeated_bytes > MAX_BATCH_BYTES:
             raise RecordTooLargeError("the batch", sum(sizes) + repeated_bytes, MAX_BATCH_BYTES)
         return body_of(Encoded(_padded([*fixed, *contents]), flags, *sizes, base, most), stop - start, codec=codec)
-
-
-def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The records of several batches in one; nothing is copied of a single one."""
-    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _padded(columns: list[Buffer]) -> list[Buffer]:

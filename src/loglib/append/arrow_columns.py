@@ -27,8 +27,6 @@ import pyarrow.compute as pc
 from ..format.arrow import HEADERS_TYPE
 from .record_arguments import look_at_unit
 
-__all__ = ["Names", "Source", "open_source"]
-
 _PIECE_BYTES = 16 << 20  # converted together, if a column must be converted
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # Beside `offset`, in the output of loglib and of Spark: the places of records in the log that they were read from.
@@ -141,14 +139,10 @@ def _places(schema: pa.Schema, names: Names) -> dict[str, int]:
             continue
         if field.name == "partition":
             raise ValueError("column 'partition' is not used unless you name it: give partition='partition'")
-        advice = _INDEX if field.name in _index_of(schema) else _PACKING
+        is_index = field.name in (schema.pandas_metadata or {}).get("index_columns", ())  # of a pandas data frame
+        advice = _INDEX if is_index else _PACKING
         raise ValueError(f"column {field.name!r} is none of value, key, timestamp, headers, partition; {advice}")
     return places
-
-
-def _index_of(schema: pa.Schema) -> list[object]:
-    """The names of the index columns of a pandas data frame."""
-    return list((schema.pandas_metadata or {}).get("index_columns", ()))
 
 
 # --- one column ---------------------------------------------------------------------------------------------

@@ -8,28 +8,24 @@ Threads: `lock` guards all of it. The caller of a method whose name begins with 
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn, Protocol
 
 from ..config.policies import TopicConfig
-from ..errors import LogClosedError, LogError, LogMovedError, StorageFullError, StorageIOError
+from ..errors import LogClosedError, LogError, LogMovedError
 from ..format.codec import codec_id
 from ..format.header import NO_PRODUCER, SECTION, Header, Producer, encode_body
 from ..log.recovery import Tail
 from ..system.clock import Clock, Moment
+from ..system.failures import refused_write
 from ..system.files import Buffer
 from ..system.not_copyable import NotCopyable
 from ..system.reentry import asker
-from .flush_limits import FlushLimits
+from .flushes import FlushLimits
 from .losses import Losses
 from .open_batch import OpenBatch
 from .tail import NewBatch, TailWriter
-
-__all__ = ["BatchWriter", "Timer"]
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Timer(Protocol):
@@ -123,10 +119,8 @@ class BatchWriter(NotCopyable):
         """Write the only record of the open batch; False, and nothing is written, if `_write` must do it."""
         try:
             tail = self.disk.write_one(self.batch.tail, value, key, now)
-        except LogMovedError as error:
-            self.disk.fail(error)
-        except OSError as error:
-            self._cut_back(error)
+        except (LogMovedError, OSError) as error:
+            self._undo(error)
         if tail is None:
             return False
         self.batch = self.open_batch(tail)  # this one assignment makes the write count
@@ -136,24 +130,19 @@ class BatchWriter(NotCopyable):
         """Write batches at the tail, all or none of them; returns their records' offsets."""
         try:
             tail, ranges = self.disk.write(self.batch.tail, batches, now)
-        except LogMovedError as error:
-            self.disk.fail(error)
-        except OSError as error:
-            self._cut_back(error)
+        except (LogMovedError, OSError) as error:
+            self._undo(error)
         self.batch = self.open_batch(tail)  # this one assignment makes the write count
         return ranges
 
-    def _cut_back(self, error: OSError) -> NoReturn:
-        """Undo a failed write: the open batch is lost, the writer stays usable."""
+    def _undo(self, error: LogMovedError | OSError) -> NoReturn:
+        """Undo a failed write: the open batch is lost, and the writer stays usable unless its files were moved."""
+        if isinstance(error, LogMovedError):
+            self.disk.fail(error)
         batch, path = self.batch, self.disk.active.path
         self.disk.cut_back(batch.tail.end)
-        failure: LogError
-        if isinstance(error, LogError):  # the roll failed, and its error has the reason
-            failure = error
-        elif error.errno in _FULL:
-            failure = StorageFullError(path, error)
-        else:
-            failure = StorageIOError(path, error, "writing a batch")
+        # An error of the log has the reason why a roll failed.
+        failure = error if isinstance(error, LogError) else refused_write(path, error, "writing a batch")
         batch.lost = failure  # for threads that wait until their records are flushed
         self._losses.drop(failure)
         raise failure from error
@@ -217,10 +206,8 @@ class BatchWriter(NotCopyable):
                 return False
             try:
                 self.disk.roll(self.batch.tail, now)
-            except LogMovedError as error:
-                self.disk.fail(error)
-            except OSError as error:
-                self._cut_back(error)
+            except (LogMovedError, OSError) as error:
+                self._undo(error)
             self.disk.close_retired()
             self.publication.publish()  # wakes those that copy the log: they adopt the end of the sealed segment
             self.disk.rolled = False  # the callers of `roll` run retention themselves

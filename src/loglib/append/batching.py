@@ -21,15 +21,14 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from ..config.policies import TopicConfig
-from ..errors import RecordTooLargeError, report_appended
+from ..errors import RecordTooLargeError
 from ..format.codec import codec_id
 from ..format.columns import SHARED_HEADERS, Columns, common_headers
 from ..format.header import NO_PRODUCER, Body, Producer, encode_body
 from ..format.record import OffsetRange
+from ..system.failures import report_appended
 from .record_arguments import check_columns, record_sizes
 from .writer import Writer
-
-__all__ = ["MANY", "Load", "append_loads", "append_numbered", "chunks", "encode_all", "weigh"]
 
 MANY = 1024  # from this number on, records get a separate batch, even if they are small
 _AHEAD_BYTES = 16 << 20

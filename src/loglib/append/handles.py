@@ -9,6 +9,7 @@ Threads: safe for all; `opening` is held while a writer is made.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -17,9 +18,10 @@ from ..system.not_copyable import NotCopyable
 from ..system.process import Listeners
 from ..system.reentry import enter
 from .batch_writer import Timer
+from .losses import from_background
 from .section_writer import SectionWriter
-
-__all__ = ["Handles"]
+from .turn_writer import Keeper
+from .turns import TURN_S, Turns
 
 
 class Handles(NotCopyable):
@@ -30,6 +32,8 @@ class Handles(NotCopyable):
         self.topic: Callable[[], object] = lambda: None  # a weak reference to the topic
         self.closed: LogClosedError | None = None
         self.timer: Timer | None = None  # for future writers
+        self.turns: Turns | None = None  # if other processes may write the topic, too
+        self.keeper: Keeper | None = None  # as the timer
         self.flush_observers: list[Callable[[float], object]] = []  # called with the seconds of each flush
         self.writers: list[SectionWriter] = []
         self.store: object = None  # of the topic's transactions: it stays open as long as the topic
@@ -58,8 +62,34 @@ class Handles(NotCopyable):
 
     def add_writer(self, writer: SectionWriter) -> None:
         writer.timer = self.timer
+        if self.keeper is not None and writer.takes_turns:
+            writer.keeper = self.keeper
         writer.flush_clock.observers = self.flush_observers
         self.writers.append(writer)
+        if writer.keeper is not None:
+            writer.keeper.watch_turns()
+
+    def look(self) -> float:
+        """Give partitions up for which other processes wait, or that are not in use.
+
+        Returns the time until the next look, in seconds; infinity if this process has none any more.
+        """
+        turns = self.turns
+        assert turns is not None  # else no writer asks for a look
+        writers, is_over = list(self.writers), turns.is_over()
+        having = [each for each in writers if not each.is_parked]  # few of the thousands that a topic may have
+        if turns.held() > len(having):  # an interrupt has kept one of the others from giving its lock up
+            having = writers
+        return min([self._look(writer, is_over=is_over) for writer in having], default=math.inf)
+
+    def _look(self, writer: SectionWriter, *, is_over: bool) -> float:
+        try:
+            return writer.look(is_over=is_over)
+        except LogClosedError:
+            return math.inf
+        except BaseException as error:  # noqa: BLE001  Raised by the writer's next call.
+            writer.raise_soon(from_background(error, writer.directory, "giving the partition up"))
+            return TURN_S
 
     def track(self, end: Callable[[str], object]) -> object:
         """Let a reader or a group member end when the topic is closed: `end` is called with the reason.

@@ -24,8 +24,6 @@ import pyarrow as pa
 from .arrow_bodies import BinaryView, Numbers
 from .partitioner import BUILT_IN, Partitioner, check_choice
 
-__all__ = ["Share", "can_hash", "deal", "partitions_by", "partitions_of", "place_rows"]
-
 _FEW = 48  # keys of one length; hashing them one by one takes as long as one pass over columns
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)  # of murmur2, as in partitioner.py
 

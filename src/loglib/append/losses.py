@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from ..errors import LogClosedError, LogError, LogMovedError, OffsetRange, WriterFailedError, report_appended
+from ..errors import LogClosedError, LogError, LogMovedError, OffsetRange, StorageIOError, WriterFailedError
 from ..log.recovery import Tail
+from ..system.failures import report_appended
 from ..system.not_copyable import NotCopyable
 from .open_batch import OpenBatch
 from .tail import TailWriter
-
-__all__ = ["Losses"]
 
 
 class BatchOwner(Protocol):
@@ -119,3 +118,15 @@ class Losses(NotCopyable):
         shown, end = disk.mark.flushed_end, self._writer.batch.tail.end
         if disk.copies is not None and disk.failure is None and shown < end:
             error.in_doubt = (*error.in_doubt, OffsetRange(self._writer.partition, range(shown, end)))
+
+
+def from_background(error: BaseException, path: str, doing: str) -> LogError:
+    """The error that the writer's next call raises for an error in the background."""
+    if isinstance(error, LogError):
+        return error
+    if isinstance(error, OSError):
+        raised: LogError = StorageIOError(path, error, f"{doing} in the background")
+    else:
+        raised = LogError(f"{path}: {error!r} while {doing} in the background; it is tried again")
+    raised.__cause__ = error
+    return raised

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import TypeVar
 
-from ..errors import LogError, together
+from ..errors import LogError
 from ..format.columns import Columns, Headers
 from ..format.record import Position, new_tuple
 from ..log.recovery import Tail
-
-__all__ = ["NO_ROOM", "OpenBatch"]
+from ..system.failures import together
 
 NO_ROOM = -1
 _NO_POSITIONS: Iterator[Position] = iter(())
@@ -129,11 +128,8 @@ class OpenBatch:
 
     def columns(self, now_us: int) -> Columns:
         """The columns to encode. If some records have a time, the records without one get `now_us`."""
-        timestamps = self.timestamps
-        if timestamps is not None:
-            filled = [now_us if each is None else each for each in timestamps]
-            return Columns(self.values, self.keys, filled, self.headers)
-        return Columns(self.values, self.keys, None, self.headers)
+        filled = None if self.timestamps is None else [now_us if each is None else each for each in self.timestamps]
+        return Columns(self.values, self.keys, filled, self.headers)
 
 
 def _extended(

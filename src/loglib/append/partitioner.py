@@ -20,8 +20,6 @@ from ..config.policies import PARTITIONER_NAME
 from ..format.columns import Columns, common_headers
 from .record_arguments import binary_column
 
-__all__ = ["BUILT_IN", "Partitioner", "by_crc32", "by_murmur2", "check_choice", "murmur2", "name_of", "spread"]
-
 Partitioner = Callable[[bytes, int], int]  # (key, number of partitions) -> partition
 
 _SEED = 0x9747B28C  # Kafka's, in org.apache.kafka.common.utils.Utils

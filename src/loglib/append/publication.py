@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, Protocol
 
 from ..format.record import new_tuple
@@ -19,7 +21,7 @@ from ..log.recovery import Tail
 from ..system.not_copyable import NotCopyable
 from ..system.reentry import asker
 
-__all__ = ["NO_HOLD", "Copies", "Hold", "PendingAck", "Publication"]
+_UNDISTURBED = nullcontext()
 
 
 class Hold(NamedTuple):
@@ -54,29 +56,22 @@ class Copies(Protocol):
         """Let their readers see it, too. Does not wait."""
 
 
+@dataclass(eq=False, repr=False)
 class Publication(NotCopyable):
-    """The watermark of a partition that is open for writing, and who is woken by it.
+    """The watermark of a partition that is open for writing, and who is woken by it."""
 
-    `epoch` and `nonce` are the writer's. `copies`: the partition's other directories. `fail` is called with the error
-    if the watermark cannot be written.
-    """
+    watermark: WatermarkWriter
+    epoch: int  # of the writer, as the nonce
+    nonce: int
+    copies: Copies | None  # the partition's other directories
+    fail: Callable[[OSError], NoReturn]  # called with the error if the watermark cannot be written
 
-    def __init__(
-        self,
-        watermark: WatermarkWriter,
-        *,
-        epoch: int,
-        nonce: int,
-        copies: Copies | None,
-        fail: Callable[[OSError], NoReturn],
-    ) -> None:
-        self._watermark = watermark
-        self._epoch, self._nonce = epoch, nonce
-        self._copies = copies
-        self._fail = fail
+    def __post_init__(self) -> None:
         self._listeners: tuple[weakref.ref[Wakeable], ...] = ()
         self._lock = threading.RLock()  # reentrant, so that it knows its thread
         self.is_mine = asker(self._lock)  # whether the calling thread is publishing
+        self._others_may_publish = False
+        self._has_left = False  # whether another process may write now
         self.in_progress = False  # whether some thread may be: if not, `is_mine` need not be called
 
     def publish(
@@ -87,18 +82,20 @@ class Publication(NotCopyable):
         log_start: int = 0,
         applied: bool = False,
         hold: Hold | None = None,
+        written: Tail | None = None,
     ) -> None:
         """Let readers see everything before `flushed`. Never moves a published end or start back.
 
         `durable`: all before it is on the disk. `log_start`: readers see nothing below it. `applied`: all records of
         the held transaction are in the log. `hold`: the transaction that is held from now on; `NO_HOLD` for none.
+        `written`: the next writer continues there.
         """
-        copies = self._copies
+        copies = self.copies
         if copies is not None and not copies.accepted:
             flushed = durable = None
-        with self._lock:
+        with self._lock, self._alone() if self._others_may_publish else _UNDISTURBED:
             self.in_progress = True
-            last = self._watermark.mark
+            last = self.watermark.mark
             flushed_end, flushed_tail = last.flushed_end, last.flushed_tail
             durable_end, durable_tail = last.durable_end, last.durable_tail
             applied_txn, applied_id = last.applied_txn, last.applied_id
@@ -108,33 +105,81 @@ class Publication(NotCopyable):
                 flushed_end, flushed_tail = flushed.end, flushed.last_batch
             if durable is not None and durable.end >= durable_end:
                 durable_end, durable_tail = durable.end, durable.last_batch
-            if applied:
+            is_news = (flushed_end, durable_end) != (last.flushed_end, last.durable_end)
+            if self._has_left and written is None and not is_news:
+                self.in_progress = False
+                return  # another process has flushed it, and may write here without asking
+            if applied and held_txn:
                 applied_txn, applied_id = held_txn, held_id
             if hold is not None:
                 held_txn, held_from, held_tail, held_id = hold[:4]
                 store = hold.store or store
-            # The fields of Mark in their order: made by position, in half the time. The zeros are written_*.
+            written_end, written_tail = last.written_end, last.written_tail
+            if written is not None and written.end > flushed_end:
+                written_end, written_tail = written.end, written.last_batch
+            elif written_end <= flushed_end:
+                written_end = written_tail = 0
+            # The fields of Mark in their order: made by position, in half the time.
             mark = new_tuple(Mark, (
                 last.sequence + 1, max(last.log_start_offset, log_start), flushed_end, durable_end,
-                self._epoch, self._nonce, flushed_tail, applied_txn, held_txn, held_from, last.promised_epoch,
-                durable_tail, held_tail, 0, 0, applied_id, held_id, store,
+                self.epoch, self.nonce, flushed_tail, applied_txn, held_txn, held_from, last.promised_epoch,
+                durable_tail, held_tail, written_end, written_tail, applied_id, held_id, store,
             ))  # fmt: skip
             try:
-                self._watermark.publish(mark)
+                self.watermark.publish(mark)
             except OSError as error:
-                self._fail(error)
+                self.fail(error)
             if copies is not None:
                 copies.publish(mark)
             self.in_progress = False
         if self._listeners:
             self.wake()
 
+    def publish_by(self, watermark: WatermarkWriter, epoch: int, nonce: int) -> None:
+        """Publish into this file from now on, as this writer, after a recovery of the log."""
+        with self._lock:
+            self.watermark, self.epoch, self.nonce = watermark, epoch, nonce
+            self._others_may_publish = self._has_left = False
+
+    def come_back(self, mark: Mark, epoch: int) -> None:
+        """Go on after the mark, which another process has published. Others may still flush what they have written."""
+        with self._lock:
+            self.epoch = epoch
+            self._others_may_publish, self._has_left = True, False
+            self._note(mark)
+
+    def leave(self, tail: Tail) -> None:
+        """Publish where the next writer, in another process, continues. Later flushes are published beside it."""
+        with self._lock:
+            self._others_may_publish = self._has_left = True
+            if tail.end > self.watermark.mark.flushed_end:
+                self.publish(written=tail)
+
+    def look(self) -> Mark:
+        """The newest publication of any process."""
+        if self._others_may_publish:
+            with self._lock:
+                self._note(self.watermark.read())
+        return self.watermark.mark
+
+    def _note(self, mark: Mark | None) -> None:
+        if mark is not None and mark.sequence > self.watermark.mark.sequence:
+            self.watermark.mark = mark
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Publish after what other processes have published. They may do so while they have something to flush."""
+        with self.watermark.locked():
+            yield
+            last = self.watermark.mark
+            self._others_may_publish = self._has_left or last.written_end > last.flushed_end
+
     def sync(self) -> None:
         """Make the last mark durable. `WriterFailedError` if the disk refuses; this is final."""
         try:
-            self._watermark.sync()
+            self.watermark.sync()
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
 
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter after every publication, from the publishing thread, while the waiter exists."""

@@ -19,11 +19,6 @@ from ..errors import RecordTooLargeError
 from ..format.columns import Columns, Headers, common_headers, headers_bytes
 from ..format.record import new_tuple
 
-__all__ = [
-    "HeadersLike", "binary_column", "check_columns", "gather_columns", "look_at_unit", "record_columns",
-    "record_sizes",
-]  # fmt: skip
-
 HeadersLike = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
 _INT64 = range(-(1 << 63), 1 << 63)

@@ -21,20 +21,21 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Protocol
 
 from ..config.policies import LEAST_SEALED_BYTES, MAX_OFFSET, TopicConfig
 from ..config.quantities import microseconds
-from ..errors import LockedError, LogError, StorageFullError, together
+from ..errors import LockedError, LogError, StorageFullError
 from ..log import copy_role, topic_file
 from ..log.index import SegmentIndex
 from ..log.log import Log
 from ..retention import (
-    ArchiveFloors,
     ArchiveHold,
+    ArchiveHolds,
     Candidate,
     Hold,
     RetentionPlan,
@@ -44,65 +45,58 @@ from ..retention import (
     segment_limit,
 )
 from ..system import lock
-from ..system.clock import Clock
+from ..system.clock import Clock, monotonic
+from ..system.directory import Directory
+from ..system.failures import together
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .retention_state import PartitionRetention
+from .turns import Turns
 from .writer import Writer
-
-__all__ = ["OpenArchive", "RetentionRunner"]
 
 logger = logging.getLogger("loglib")
 
 _WAIT_S = 1.0  # for another pass, after a roll
+_BUSY_S = 0.5  # for a process that changes the topic: it writes and syncs a file
+_NAP_S = 0.001
 
 
-class OpenArchive(Protocol):
-    """Opens the archive that a topic's policy names, to see which offsets of the log it holds. Raises nothing."""
-
-    def __call__(
-        self, files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int
-    ) -> ArchiveFloors: ...
-
-
+@dataclass(eq=False, repr=False)
 class RetentionRunner(NotCopyable):
     """Retention over the partitions of one topic."""
 
-    def __init__(
-        self,
-        files: Files,
-        path: str,
-        config: TopicConfig,
-        clock: Clock,
-        *,
-        shared: bool,
-        committed: Callable[[str], Mapping[int, int]],
-        archives: OpenArchive,
-    ) -> None:
-        self._files = files
-        self._path = path
-        self._config = config
-        self._clock = clock
-        self._shared = shared  # and open for writing: passes also cover partitions that no process holds
-        self._committed = committed  # the committed offsets of a group, by partition
-        self._archives = archives
+    files: Files
+    path: str
+    config: TopicConfig
+    clock: Clock
+    shared: bool  # and open for writing: passes also cover partitions that no process holds
+    committed: Callable[[str], Mapping[int, int]]  # the committed offsets of a group, by partition
+    archives: Callable[..., ArchiveHolds]  # `offload.safe_offset.floors_of`: opens the archive that the policy names
+
+    def __post_init__(self) -> None:
         self._logged: dict[int, str] = {}  # the last error of each partition that this process does not own
         # Held during a pass. It is reentrant, because a signal handler may ask for a pass in the middle of another.
         self._lock = threading.RLock()
         self._partitions: dict[int, PartitionRetention] = {}
         self._segment_limit = MAX_OFFSET  # bytes, until the next pass
+        self.turns: Turns | None = None  # of the topic, if other processes may write it, too
+        self._wait_s = 0.0  # how long this pass waits for a partition that another process has
 
     def use(self, config: TopicConfig) -> None:
         """Use these policies from now on."""
         with self._lock:
-            self._config = config
-            for each in list(self._partitions.values()):
-                each.use(config)
+            self.assign(config)
             self._limit_segments()
+
+    def assign(self, config: TopicConfig) -> None:
+        """Explain by these policies from now on, as a reader does. Takes no lock."""
+        self.config = config
+        for each in list(self._partitions.values()):
+            each.config = config
 
     def add(self, log: Log) -> None:
         """Add a partition of the topic, at any time."""
-        self._partitions[log.partition] = PartitionRetention(self._files, log, self._config, self._clock)
+        self._partitions[log.partition] = PartitionRetention(self.files, log, self.config, self.clock)
 
     def own(self, partition: int, writer: Writer) -> None:
         """Note that this process writes the partition, and so may drop its segments."""
@@ -113,18 +107,18 @@ class RetentionRunner(NotCopyable):
 
     def run(self, partition: int, *, rolled: bool = False) -> None:
         """A pass over one partition that this process owns. To free space, the pass covers all that it owns."""
-        policy = self._config.retention
+        policy = self.config.retention
         limited = policy.bytes is not None or policy.keep_free > 0
         if not self._lock.acquire(timeout=_WAIT_S if rolled and limited else 0):
             return
         try:
-            self._drop(self._plan([partition]))
+            self._drop(self._plan([partition]), background=True)
         finally:
             self._lock.release()
 
     def run_for_others(self) -> None:
         """A pass over the partitions that no process holds."""
-        if not self._shared or not self._lock.acquire(blocking=False):
+        if not self.shared or not self._lock.acquire(blocking=False):
             return
         try:
             self._give_back()
@@ -139,8 +133,14 @@ class RetentionRunner(NotCopyable):
 
         Without a partition, the pass covers all that it owns, and all that no process holds.
         """
-        with self._lock:
+        with self._lock, ExitStack() as held:
             self._give_back()
+            self._wait_s = 0.0 if self.turns is None else self.turns.wait_s
+            held.callback(setattr, self, "_wait_s", 0.0)
+            for number in self._owned() if partition is None else [partition]:
+                writer = self._partitions[number].writer
+                assert writer is not None  # its caller has made it
+                held.enter_context(writer.held())
             if partition is None:
                 abandoned = self._abandoned()
                 self._seal_old(abandoned)
@@ -155,15 +155,19 @@ class RetentionRunner(NotCopyable):
 
     def explain(self, partitions: Sequence[int]) -> list[SegmentDecision]:
         """The decisions that a pass would make, also for partitions that other processes own."""
-        if not self._shared and not self._owned():  # a reader takes no lock, so a fork cannot find it taken
-            copies = {number: each.copy() for number, each in list(self._partitions.items())}
+        if not self.shared and not self._owned():  # a reader takes no lock, so a fork cannot find it taken
+            copies = {number: replace(each, writer=None) for number, each in list(self._partitions.items())}
             return self._explain(copies, partitions)
         with self._lock:
-            return self._explain(self._partitions, partitions)
+            known = dict(self._partitions)
+            for number, each in known.items():
+                if each.writer is not None and each.writer.is_parked:  # another process may write there
+                    known[number] = replace(each, writer=None)
+            return self._explain(known, partitions)
 
     def _explain(self, known: dict[int, PartitionRetention], numbers: Sequence[int]) -> list[SegmentDecision]:
         """The decisions for these partitions. If space is short, it reads all, because the oldest segments go first."""
-        policy, space = self._config.retention, self._space()
+        policy, space = self.config.retention, self._space()
         hold, archived = self._holds(), self._archived()
         candidates = [
             known[number].candidate(hold, archived)
@@ -185,17 +189,31 @@ class RetentionRunner(NotCopyable):
         free: list[int] = []
         with self._turn() as mine:
             for number in self._others() if mine else ():
-                with self._logging_once(number):
-                    if lock.is_free(self._files, self._partitions[number].log.directory):
+                directory = self._partitions[number].log.directory
+                with self._logging_once(number), Directory.open(self.files, directory) as place:
+                    if self._take(place):
+                        self.files.unlock(place.fd)
                         free.append(number)
         return free
+
+    def _take(self, place: Directory) -> bool:
+        """Take the lock of a partition for a moment, also from a process that shares it. False if another keeps it."""
+        turns, wait_s = self.turns, self._wait_s
+        assert turns is not None  # else no pass covers partitions of others
+        taken = turns.take(place, wait_s=wait_s)
+        turns.given_up(place)
+        self._wait_s = wait_s if taken else 0.0  # a process that keeps one partition may keep them all
+        return taken
 
     @contextmanager
     def _turn(self) -> Iterator[bool]:
         """Take the turn to lock partitions that no process holds. Yields False if this process may not do so now."""
         held: lock.Lock | None = None
+        deadline = monotonic() + _BUSY_S
         with suppress(OSError):  # for example the topic was moved
-            held = lock.try_acquire(self._files, self._path) if self._shared else None
+            # A process that has just changed the policies may have it, which is why this pass runs.
+            while self.shared and (held := lock.try_acquire(self.files, self.path)) is None and monotonic() <= deadline:
+                time.sleep(_NAP_S)
         try:
             yield held is not None and self._is_current()
         finally:
@@ -205,8 +223,8 @@ class RetentionRunner(NotCopyable):
     def _is_current(self) -> bool:
         """True if the path still leads to this topic, with the policies that this process uses."""
         with suppress(LogError, OSError):
-            copy_role.check_leader(self._files, self._path)
-            return topic_file.read(self._files, self._path) == (self._partitions[0].log.identity.log_id, self._config)
+            copy_role.check_leader(self.files, self.path)
+            return topic_file.read(self.files, self.path) == (self._partitions[0].log.identity.log_id, self.config)
         return False
 
     @contextmanager
@@ -216,8 +234,9 @@ class RetentionRunner(NotCopyable):
         with self._turn() as mine:
             try:
                 writer = Writer(
-                    self._files, partition.log.directory, partition.log.identity, self._config,
-                    index=index, clock=self._clock,
+                    self.files, partition.log.directory, partition.log.identity, self.config,
+                    index=index, clock=self.clock,
+                    held=lock.acquire(self.files, partition.log.directory, self.config.permissions, take=self._take),
                 ) if mine else None  # fmt: skip
             except LockedError:
                 writer = None
@@ -254,7 +273,7 @@ class RetentionRunner(NotCopyable):
 
     def _plan(self, numbers: Sequence[int]) -> dict[int, RetentionPlan]:
         """The plans for these partitions. If space is short, for all that this process or no process owns."""
-        policy, space = self._config.retention, self._space()
+        policy, space = self.config.retention, self._space()
         if space.is_short(policy):
             numbers = [*self._owned(), *self._abandoned()]
         plans = due(self._candidates(numbers), policy, space)
@@ -278,7 +297,7 @@ class RetentionRunner(NotCopyable):
 
     def _holds(self) -> Callable[[int], Hold | None]:
         """A function of a partition that returns what the slowest group holds. It reads commits once, when asked."""
-        groups, committed = self._config.retention.hold_for, cache(self._commits_of)
+        groups, committed = self.config.retention.hold_for, cache(self._commits_of)
 
         def hold(partition: int) -> Hold | None:
             holds = [Hold(group, committed(group).get(partition)) for group in groups]
@@ -288,32 +307,32 @@ class RetentionRunner(NotCopyable):
 
     def _archived(self) -> Callable[[int, int], ArchiveHold | None]:
         """A function of a partition and its start that returns what the archive holds. It reads it once, when asked."""
-        policy, archive = self._config.retention, self._config.retention.archive
+        policy, archive = self.config.retention, self.config.retention.archive
 
         @cache
-        def floors() -> ArchiveFloors:
+        def floors() -> ArchiveHolds:
             log_id = self._partitions[0].log.identity.log_id
-            before_us = self._clock.moment().wall_us - microseconds(policy.archive_grace)
-            return self._archives(self._files, self._path, str(archive), log_id, before_us=before_us)
+            before_us = self.clock.moment().wall_us - microseconds(policy.archive_grace)
+            return self.archives(self.files, self.path, str(archive), log_id, before_us=before_us)
 
         def archived(partition: int, start: int) -> ArchiveHold | None:
-            return None if archive is None else floors().hold(partition, start)
+            return None if archive is None else floors()(partition, start)
 
         return archived
 
     def _commits_of(self, group: str) -> Mapping[int, int]:
         """A group's committed offsets. If they cannot be read, the group holds everything, so that nothing is lost."""
         try:
-            return self._committed(group)
+            return self.committed(group)
         except (LogError, OSError) as error:
-            logger.warning("%s: retention waits for group %s: %s", self._path, group, error)
+            logger.warning("%s: retention waits for group %s: %s", self.path, group, error)
             return {}
 
     def _space(self) -> Space:
         """The file system's bytes, if the policy demands free space. Also sets the limit on the size of segments."""
-        policy, space = self._config.retention, Space(0, 0)
+        policy, space = self.config.retention, Space(0, 0)
         if policy.keep_free:
-            space = Space(*self._files.free_space(self._partitions[0].log.directory))
+            space = Space(*self.files.free_space(self._partitions[0].log.directory))
         self._segment_limit = segment_limit(policy, space, len(self._partitions))
         return space
 
@@ -346,9 +365,9 @@ class RetentionRunner(NotCopyable):
 
     def _seal_old(self, numbers: Iterable[int]) -> None:
         """Seal open segments that have reached their age, in partitions that this process does not own."""
-        if self._config.segment_age is None:
+        if self.config.segment_age is None:
             return
-        age_us = microseconds(self._config.segment_age)
+        age_us = microseconds(self.config.segment_age)
         for number in numbers:
             with self._logging_once(number):
                 if self._partitions[number].open_age_us() >= age_us:
@@ -358,13 +377,13 @@ class RetentionRunner(NotCopyable):
         with self._writing(partition):
             return partition.writer is not None and partition.writer.roll(older_than_us=older_than_us)
 
-    def _drop(self, plans: dict[int, RetentionPlan]) -> None:
+    def _drop(self, plans: dict[int, RetentionPlan], *, background: bool = False) -> None:
         failures: list[Exception] = []
         for number, plan in plans.items():
             partition = self._partitions[number]
             try:
                 if partition.writer is not None:
-                    partition.drop(plan.reasons)
+                    partition.drop(plan.reasons, background=background)
                 elif plan.reasons:
                     self._drop_unowned(number, plan.reasons)
             except (LogError, OSError) as error:  # other partitions' segments are still due

@@ -8,7 +8,7 @@ a boot, the first after a jump, and the end of an hour without a jump. The pass 
 later processes; that is two writes per boot. If that file is lost, damaged or cannot be written, retention only waits
 longer.
 
-Threads: the lock of the `RetentionRunner` guards it. A copy belongs to the call that made it.
+Threads: the lock of the `RetentionRunner` guards it. A copy, without what passes have read, belongs to its call.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from ..config.policies import TopicConfig
@@ -29,34 +30,29 @@ from ..system.clock import Clock, Moment
 from ..system.files import Files
 from .writer import Writer
 
-__all__ = ["PartitionRetention"]
-
 logger = logging.getLogger("loglib")
 
 
+@dataclass(eq=False, repr=False)
 class PartitionRetention:
     """One partition: its timeline, and the segments that the last pass has read."""
 
-    def __init__(self, files: Files, log: Log, config: TopicConfig, clock: Clock) -> None:
-        self.log = log
-        self.writer: Writer | None = None
+    files: Files
+    log: Log
+    config: TopicConfig  # assigned when the policies change
+    clock: Clock
+    writer: Writer | None = None
+
+    def __post_init__(self) -> None:
         self._borrowed: Writer | None = None  # for a pass over a partition that nobody holds; until it is closed
-        self._files = files
-        self._config = config
-        self._clock = clock
-        self._path = os.path.join(log.directory, NAME)
+        self._path = os.path.join(self.log.directory, NAME)
         self._timeline: Timeline | None = None
+        self._openings = 0  # of the writer: other processes may have rolled segments before each one
         self._now = Moment(0, 0, b"")  # the moment of the pass
         self._looks = Timeline()  # the moments of this process while it did not own the partition
         self._stamps: dict[int, Stamp] = {}  # by base offset
         self._passed: list[Sealed] = []  # the segments that the pass has read, oldest first
         self._news = False  # whether the timeline has stamps that the file does not have
-
-    def use(self, config: TopicConfig) -> None:
-        self._config = config
-
-    def copy(self) -> PartitionRetention:
-        return PartitionRetention(self._files, self.log, self._config, self._clock)
 
     def own(self, writer: Writer) -> None:
         self._borrowed = None  # it has released the lock, or this writer had not been made
@@ -76,7 +72,7 @@ class PartitionRetention:
             self._borrowed = None
 
     def _write_by(self, writer: Writer) -> None:
-        self.writer = writer
+        self.writer, self._openings = writer, writer.disk.openings
         writer.disk.believes = self._believes
 
     def candidate(
@@ -91,7 +87,7 @@ class PartitionRetention:
         timeline = self._load()
         mark = self.log.mark()
         open_base = self.log.index.find(mark.flushed_end) or 0
-        self._now = self._clock.moment()  # after the open segment is known: all segments below it are sealed by now
+        self._now = self.clock.moment()  # after the open segment is known: all segments below it are sealed by now
         look = Stamp(open_base, *self._now)
         self._news |= timeline.add(look)
         timeline.forget_before(mark.log_start_offset)
@@ -142,21 +138,21 @@ class PartitionRetention:
         if base is None or base == end:
             return -1
         path = os.path.join(self.log.directory, segment_name(base))
-        with SegmentReader(self._files, path, self.log.identity) as segment:
-            now = self._clock.moment()
+        with SegmentReader(self.files, path, self.log.identity) as segment:
+            now = self.clock.moment()
             return now.boottime_us - open_since(segment, now)
 
     def end_of(self, reasons: Sequence[str]) -> int:
         """The log start after dropping the oldest segments, one for each reason."""
         return self._passed[len(reasons) - 1].end_offset
 
-    def drop(self, reasons: Sequence[str]) -> None:
-        """Drop the oldest segments that the pass has read, one for each reason."""
+    def drop(self, reasons: Sequence[str], *, background: bool = False) -> None:
+        """Drop the oldest segments that the pass has read, one for each reason; see `Writer.drop_before`."""
         assert self.writer is not None
         if not reasons:
             return
         dropped = self._passed[: len(reasons)]
-        if self.writer.drop_before(dropped[-1].end_offset):  # False: another pass has dropped them
+        if self.writer.drop_before(dropped[-1].end_offset, background=background):  # False: another pass was quicker
             logger.info(
                 "%s: retention dropped %d segments, offsets %d to %d; reason for the last one: %s",
                 self.log.directory, len(dropped), dropped[0].base_offset, dropped[-1].end_offset, reasons[-1],
@@ -165,16 +161,12 @@ class PartitionRetention:
             self._stamps.pop(each.base_offset, None)
 
     def write_down(self) -> None:
-        """Write the timeline to its file, if there is a limit on age. Synced, except its name."""
-        if self.writer is None or not self._news or self._timeline is None or self._config.retention.age is None:
+        """Write the timeline to its file, if there is a limit on age. Synced."""
+        if self.writer is None or not self._news or self._timeline is None or self.config.retention.age is None:
             return
-        place, temporary = self.writer.disk.place, f"{NAME}.tmp"
         content = encode(self._timeline.worth_keeping(), self.log.identity.salt)
         try:
-            with suppress(FileNotFoundError):
-                place.unlink(temporary)
-            place.write_new(temporary, content, self._config.permissions)
-            place.rename(temporary, NAME)
+            self.writer.disk.place.replace(NAME, content, self.config.permissions)
         except OSError as error:  # a full disk must not stop the pass that frees it
             logger.warning("%s: not written (%s); retention by age may wait longer after a restart", self._path, error)
         self._news = False
@@ -197,14 +189,14 @@ class PartitionRetention:
     def _reason_to_keep(self, age: Age | None) -> str:
         assert self._timeline is not None
         believed, steady = self._timeline.believes(self._now), self._timeline.steady_us(self._now)
-        return reason_to_keep(age, self._config.retention, believed=believed, steady_us=steady)
+        return reason_to_keep(age, self.config.retention, believed=believed, steady_us=steady)
 
     def _stamp(self, base_offset: int) -> Stamp:
         stamp = self._stamps.get(base_offset)
         if stamp is None:
             path = os.path.join(self.log.directory, segment_name(base_offset))
             within = None if self.writer is None else self.writer.disk.place
-            stamp = Stamp.of(read_segment_header(self._files, path, self.log.identity, within=within))
+            stamp = Stamp.of(read_segment_header(self.files, path, self.log.identity, within=within))
             self._stamps[base_offset] = stamp
         return stamp
 
@@ -215,6 +207,9 @@ class PartitionRetention:
             self._load_stamps()
             self._timeline = None
         else:
+            if self.writer.disk.openings != self._openings:
+                self._openings = self.writer.disk.openings
+                self._timeline, self._stamps = None, {}
             while self.writer.disk.stamps:
                 made.append(self.writer.disk.stamps.popleft())
             self._stamps.update((stamp.base_offset, stamp) for stamp in made)
@@ -240,7 +235,7 @@ class PartitionRetention:
     def _read(self) -> list[Stamp]:
         try:
             if self.writer is None:
-                content = self._files.read_whole(self._path, MOST_BYTES)
+                content = self.files.read_whole(self._path, MOST_BYTES)
             else:
                 content = self.writer.disk.place.read_whole(NAME, MOST_BYTES)
             return decode(content, self.log.identity.salt, self._path)

@@ -11,7 +11,7 @@ the transaction. So a repeated call counts the batches that are there, and conti
              readers that come after a power cut, and before any writer, see the section when it is done
     release  the hold is given up, when the transaction is done in all its partitions
 
-Threads: one thread at a time applies a section to a writer; others may append.
+Threads: one thread at a time applies or ends a transaction in a partition (`settling`); others may append.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice, starmap
 from typing import NamedTuple
 
@@ -30,8 +31,6 @@ from ..system.reentry import enter
 from .publication import NO_HOLD, Hold
 from .tail import NewBatch, Txn
 from .writer import Writer
-
-__all__ = ["Piece", "SectionWriter", "apply_section"]
 
 _PIECE_BYTES = 8 << 20  # of one write, during which the writer's lock is held
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
@@ -49,10 +48,16 @@ class Piece(NamedTuple):
 class SectionWriter(Writer):
     """A writer that also appends the sections of transactions."""
 
+    @contextmanager
+    def settling(self, *, wait_s: float | None = None) -> Iterator[None]:
+        """Keep the partition for several steps, as `held` does, and other threads away from its transactions."""
+        with enter(self.applying, self.directory), self.held(wait_s=wait_s):
+            yield
+
     def begin_section(self, txn: Txn) -> None:
         """Hide from readers all that is appended from now on, until `release` of this transaction."""
         self.check_outside()
-        with self._losses.reporting(), self.lock:
+        with self._losses.reporting(), self.entered():
             self.check_usable()
             self._seal()  # the offsets of its records are promised
             tail = self.batch.tail
@@ -62,7 +67,7 @@ class SectionWriter(Writer):
         """Append batches of a section, all of them or none. They must fit one segment, or be one batch."""
         self.check_outside()
         with self._losses.reporting():
-            with self.lock:
+            with self.entered():
                 self.check_usable()
                 self._seal()
                 self._write(batches, self._clock.moment())
@@ -76,7 +81,7 @@ class SectionWriter(Writer):
         """
         self.check_outside()
         with self._losses.reporting():
-            with self.lock:
+            with self.entered():
                 self.check_usable()
                 self._seal()
                 tail, sealed = self.batch.tail, self.disk.active
@@ -86,12 +91,10 @@ class SectionWriter(Writer):
                     return False
                 try:
                     tail, active = self.disk.attach(tail, path, batches, self._clock.moment())
-                except LogMovedError as error:
-                    self.disk.fail(error)
-                except OSError as error:
-                    if error.errno in _NO_LINKS:
+                except (LogMovedError, OSError) as error:
+                    if isinstance(error, OSError) and error.errno in _NO_LINKS:
                         return False
-                    self._cut_back(error)
+                    self._undo(error)
                 _assign_together((self.disk, "active", active), (self, "batch", self.open_batch(tail)))
                 self.disk.retire(sealed)
             self._tell_rolled()
@@ -100,7 +103,7 @@ class SectionWriter(Writer):
     def section_headers(self, start: int) -> Iterator[Header]:
         """The headers of all written batches from `start`, the base offset of a batch."""
         self.check_outside()
-        with self.lock:
+        with self.entered():
             self._check_alive()
             end = self.batch.tail.end
         return self.disk.headers(start, end)
@@ -123,7 +126,13 @@ class SectionWriter(Writer):
 
     def release(self, txn: int) -> None:
         """Show readers the section of a transaction that is done. Does nothing if it is not held."""
-        if self.disk.mark.held_txn == txn and self.closed is None:
+        if self.published().held_txn == txn and self.closed is None:
+            with self.settling():
+                self.end_hold(txn)
+
+    def end_hold(self, txn: int) -> None:
+        """Show readers the section, as `release` does. The caller is in `settling`."""
+        if self.disk.mark.held_txn == txn:
             self.publication.publish(hold=NO_HOLD)
 
 
@@ -138,12 +147,11 @@ def _assign_together(*assignments: tuple[object, str, object]) -> None:
 def apply_section(writer: SectionWriter, txn: Txn, pieces: Sequence[Piece]) -> None:
     """Append what the log does not have of the transaction's section yet. Synced.
 
-    No other transaction may be held. Raises the errors of `Writer.append_body`, and `LogError` if the log has a number
-    of another history that is not below this one. The call may be repeated.
+    The caller is in `settling`, and no other transaction may be held. Raises the errors of `Writer.append_body`, and
+    `LogError` if the log has a number of another history that is not below this one. The call may be repeated.
     """
-    with enter(writer.applying, writer.directory):
-        if not _is_applied(writer, txn):
-            _apply(writer, txn, pieces)
+    if not _is_applied(writer, txn):
+        _apply(writer, txn, pieces)
 
 
 def _is_applied(writer: SectionWriter, txn: Txn) -> bool:

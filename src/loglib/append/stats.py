@@ -14,9 +14,13 @@ from ..format.watermark import Mark
 from ..log.lag import Lag
 from ..log.log import Log
 from .access import Access
-from .flush_times import FlushTimes
+from .flushes import FlushTimes
 
-__all__ = ["FlushTimes", "PartitionStats", "Rates", "TopicStats", "stats_of_partition"]
+__all__ = ["AppendTimes", "FlushTimes", "PartitionStats", "Rates", "TopicStats", "stats_of_partition"]
+
+# By partition, and "oldest" or "newest": the offset of a batch, and its append time.
+AppendTimes = dict[tuple[int, str], tuple[int, int]]
+
 
 class PartitionStats(NamedTuple):
     """One partition. What this process has appended counts from the moment when it opened the partition."""
@@ -26,6 +30,7 @@ class PartitionStats(NamedTuple):
     high_watermark: int
     segments: int
     oldest: int | None  # append time of the oldest batch in microseconds UTC; None for an empty log
+    newest: int | None  # append time of the newest batch that readers see, likewise
     appended_records: int  # by this process, visible to readers
     appended_bytes: int
     unflushed_bytes: int  # of this process: batches in files, and values and keys in memory
@@ -50,7 +55,7 @@ class TopicStats(NamedTuple):
     """A topic at one moment. The properties add up all partitions."""
 
     topic: str
-    taken_at: float  # seconds of `time.monotonic`
+    taken_at: float  # seconds of `system.clock.monotonic`
     partitions: tuple[PartitionStats, ...]
     lag: Mapping[str, Mapping[int, Lag]]  # of each group that is stored with the topic, by partition
 
@@ -68,6 +73,11 @@ class TopicStats(NamedTuple):
     def oldest(self) -> int | None:
         """Append time of the oldest batch in microseconds UTC; None for an empty topic."""
         return min((each.oldest for each in self.partitions if each.oldest is not None), default=None)
+
+    @property
+    def newest(self) -> int | None:
+        """Append time of the newest batch in microseconds UTC; None for an empty topic."""
+        return max((each.newest for each in self.partitions if each.newest is not None), default=None)
 
     @property
     def appended_records(self) -> int:
@@ -101,8 +111,8 @@ class TopicStats(NamedTuple):
         )
 
 
-def stats_of_partition(access: Access, oldest: dict[int, tuple[int, int]]) -> PartitionStats:
-    """The figures of one partition. `oldest` remembers the log start of each partition, and its append time."""
+def stats_of_partition(access: Access, known: AppendTimes) -> PartitionStats:
+    """The figures of one partition. `known` remembers the append times between two calls."""
     log, writer = access.log, access.open_writer
     mark = log.mark()
     if writer is None:
@@ -114,26 +124,26 @@ def stats_of_partition(access: Access, oldest: dict[int, tuple[int, int]]) -> Pa
         batch = writer.batch
         unflushed = batch.tail.end - mark.flushed_end + batch.buffered_bytes()
         times = writer.flush_clock.times()
-    oldest_us = _oldest(log, mark, oldest)
+    oldest = newest = None
+    if mark.log_start_offset < mark.flushed_end:
+        oldest = _append_time(log, mark.log_start_offset, mark, "oldest", known)
+        newest = _append_time(log, mark.flushed_end - 1, mark, "newest", known)
     log.release_files()  # so that few of thousands of logs have open files
     segments = sum(base >= mark.log_start_offset for base in log.index.bases())
     return PartitionStats(
         access.id, mark.log_start_offset, mark.flushed_end, segments,
-        oldest_us, records, size, max(0, unflushed), times,
+        oldest, newest, records, size, max(0, unflushed), times,
     )  # fmt: skip
 
 
-def _oldest(log: Log, mark: Mark, known: dict[int, tuple[int, int]]) -> int | None:
-    """The append time of the first batch. It is read once for each log start."""
-    start = mark.log_start_offset
-    if start == mark.flushed_end:
-        return None
-    before = known.get(log.partition)
-    if before is not None and before[0] == start:
+def _append_time(log: Log, offset: int, mark: Mark, which: str, known: AppendTimes) -> int | None:
+    """The append time of the batch that holds the offset. It is read once for each offset."""
+    before = known.get((log.partition, which))
+    if before is not None and before[0] == offset:
         return before[1]
     try:
-        time = log.header_around(start, mark).append_time
+        time = log.header_around(offset, mark).append_time
     except (CorruptLogError, OffsetOutOfRangeError):  # damaged, or just dropped by retention
         return None
-    known[log.partition] = start, time
+    known[log.partition, which] = offset, time
     return time

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -30,16 +31,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..config.policies import MAX_BATCH_BYTES, TopicConfig
-from ..errors import OffsetRange, RecordTooLargeError, report_appended, report_missing
+from ..errors import OffsetRange, RecordTooLargeError
+from ..format.arrow import join
 from ..format.codec import codec_id
 from ..format.columns import Columns
 from ..format.header import NO_PRODUCER, Body, Producer
-from .arrow_bodies import Numbers, Rows, joined
+from ..system.failures import report_appended, report_missing
+from .arrow_bodies import Numbers, Rows
 from .arrow_columns import Names, Source, open_source
 from .batching import MANY
-from .encode_thread import Helper
 from .hash_columns import Share, can_hash, deal, partitions_by, partitions_of, place_rows
 from .partitioner import Partitioner
+from .work_ahead import WorkAhead
 from .writer import Writer
 
 __all__ = ["Names", "Route", "append_table"]
@@ -106,29 +109,31 @@ def _encoded_ahead(pieces: Iterator[_Piece], encoder: _Encoder) -> Generator[tup
     if following is None:
         yield piece, encoder.loads(piece)
         return
-    helper = Helper(encoder.loads)
+    ahead = WorkAhead(encoder.loads)
     try:
-        helper.give(piece)
+        ahead.give(piece)
         for each in chain([following], pieces):
-            helper.give(each)
-            yield piece, helper.take()
+            ahead.give(each)
+            yield piece, ahead.take()
             piece = each
-        yield piece, helper.take()
+        yield piece, ahead.take()
     finally:
-        helper.stop()
+        ahead.stop()
 
 
+@dataclass(eq=False)
 class _Encoder:
     """The way of the records of one call to encoded batches."""
 
-    def __init__(self, route: Route, config: TopicConfig, producer: Producer, *, spreads: bool) -> None:
-        self.taken = 0  # records that the source has given
-        self._route = route
-        self._config = config
-        self._producer = producer
-        self._spreads = spreads
-        self._codec = codec_id(config.compression)
-        self._keyless: int | None = None  # the partition of records without a key, when there are some
+    route: Route
+    config: TopicConfig
+    producer: Producer
+    spreads: bool
+    taken: int = 0  # records that the source has given
+    keyless: int | None = None  # the partition of records without a key, when there are some
+
+    def __post_init__(self) -> None:
+        self._codec = codec_id(self.config.compression)
 
     # --- in the caller's thread ----------------------------------------------------------------------------
 
@@ -160,7 +165,7 @@ class _Encoder:
         for batch in self._gathered(self._counted(source.batches())):
             records = _with_times(batch, now_us)
             if check:
-                Rows(records).check(limit_bytes=self._config.max_record_bytes, first=first)
+                Rows(records).check(limit_bytes=self.config.max_record_bytes, first=first)
             yield _Piece(records, first, self._placed(records))
             first += len(records)
 
@@ -170,24 +175,24 @@ class _Encoder:
             yield batch
 
     def _gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        size = self._config.batch_bytes
-        if self._producer != NO_PRODUCER:
+        size = self.config.batch_bytes
+        if self.producer != NO_PRODUCER:
             return _whole(batches, limit_bytes=MAX_BATCH_BYTES)
-        if self._spreads:
-            size = min(size * self._route.partitions, max(size, _SPREAD_BYTES))
+        if self.spreads:
+            size = min(size * self.route.partitions, max(size, _SPREAD_BYTES))
         return _gathered(batches, max(size, _PIECE_BYTES))
 
     def _placed(self, records: pa.RecordBatch) -> Callable[[], Numbers | int]:
         """The partitions of the records. What `loads` may compute in its thread is left to it."""
-        route, names, count = self._route, records.schema.names, len(records)
+        route, names, count = self.route, records.schema.names, len(records)
         chosen = records.column("partition") if "partition" in names else None
         if route.partition is not None or (route.partitions == 1 and chosen is None):
             return lambda: route.partition or 0
         keys = records.column("key") if "key" in names else None
-        if self._keyless is None and (chosen is None or chosen.null_count) and (keys is None or keys.null_count):
+        if self.keyless is None and (chosen is None or chosen.null_count) and (keys is None or keys.null_count):
             assert route.keyless is not None
-            self._keyless = route.keyless(count, records.nbytes)
-        keyless = self._keyless or 0
+            self.keyless = route.keyless(count, records.nbytes)
+        keyless = self.keyless or 0
         if keys is None and chosen is None:
             return lambda: keyless
         place = partial(place_rows, count, keys, chosen, self._of_keys, route.partitions, keyless=keyless)
@@ -197,7 +202,7 @@ class _Encoder:
         return lambda: placed
 
     def _of_keys(self, keys: pa.Array) -> Numbers:
-        route, keyless = self._route, self._keyless or 0
+        route, keyless = self.route, self.keyless or 0
         if can_hash(route.partitioner):
             return partitions_of(keys, route.partitioner, route.partitions, keyless=keyless)
         assert route.function is not None
@@ -219,8 +224,8 @@ class _Encoder:
             yield self._load(share, shares)
 
     def _load(self, share: Share, shares: list[Share]) -> _Load:
-        rows, config = Rows(share.records), self._config
-        if self._producer != NO_PRODUCER:
+        rows, config = Rows(share.records), self.config
+        if self.producer != NO_PRODUCER:
             return _Load(shares, share.partition, [rows.body(0, rows.count, self._codec)], None, 0)
         if rows.count < MANY and rows.count <= config.batch_records and 2 * rows.size_bytes < config.batch_bytes:
             return _Load(shares, share.partition, [], _as_columns(share.records), rows.size_bytes)
@@ -240,41 +245,41 @@ def _as_columns(records: pa.RecordBatch) -> Columns:
     return Columns(values, column("key"), column("timestamp"), pairs)  # type: ignore[arg-type]
 
 
+@dataclass(eq=False)
 class _Written:
     """The records that a call has appended."""
 
-    def __init__(self, writer_of: Callable[[int], Writer], producer: Producer) -> None:
-        self.ranges: list[OffsetRange] = []
-        self._writer_of = writer_of
-        self._writers: dict[int, Writer] = {}
-        self._producer = producer
-        self._complete = 0  # records of the pieces before the one that is being written
-        self._complete_ranges = 0
-        self._shares: Sequence[Share] = ()  # of the piece that is being written
+    writer_of: Callable[[int], Writer]
+    producer: Producer
+    ranges: list[OffsetRange] = field(default_factory=list)
+    writers: dict[int, Writer] = field(default_factory=dict)
+    complete: int = 0  # records of the pieces before the one that is being written
+    complete_ranges: int = 0
+    shares: Sequence[Share] = ()  # of the piece that is being written
 
     def write(self, piece: _Piece, loads: Iterator[_Load]) -> None:
         """Append a piece: to all partitions in turn."""
-        for self._shares, partition, bodies, few, size_bytes in loads:
-            for share in self._shares:  # all of them, before the first is appended to
-                if share.partition not in self._writers:
-                    self._writers[share.partition] = self._writer_of(share.partition)
-            writer = self._writers[partition]
+        for self.shares, partition, bodies, few, size_bytes in loads:
+            for share in self.shares:  # all of them, before the first is appended to
+                if share.partition not in self.writers:
+                    self.writers[share.partition] = self.writer_of(share.partition)
+            writer = self.writers[partition]
             if few is None:
-                offsets = writer.append_bodies(bodies, producer=self._producer)
+                offsets = writer.append_bodies(bodies, producer=self.producer)
                 self.ranges.extend(OffsetRange(partition, each) for each in offsets)
             else:
                 self.ranges.append(OffsetRange(partition, writer.append(few, size_bytes)))
-        self._shares, self._complete, self._complete_ranges = (), piece.first + len(piece.records), len(self.ranges)
+        self.shares, self.complete, self.complete_ranges = (), piece.first + len(piece.records), len(self.ranges)
 
     def report(self, error: BaseException, count: int) -> None:
         """Add to the error what was appended, and which of the `count` records of the call were not."""
         report_appended(error, self.ranges)
         appended: tuple[OffsetRange, ...] = getattr(error, "appended", ())
         missing: list[int] = []
-        after = self._complete
-        for partition, records, indexes in self._shares:
-            done = sum(len(each) for number, each in appended[self._complete_ranges :] if number == partition)
-            missing += (self._complete + int(index) for index in indexes[done:])
+        after = self.complete
+        for partition, records, indexes in self.shares:
+            done = sum(len(each) for number, each in appended[self.complete_ranges :] if number == partition)
+            missing += (self.complete + int(index) for index in indexes[done:])
             after += len(records)
         rest = range(after, count)
         report_missing(error, (*sorted(missing), *rest) if missing else rest, count)
@@ -298,12 +303,12 @@ def _gathered(batches: Iterable[pa.RecordBatch], piece_bytes: int) -> Iterator[p
     for batch in batches:
         for part, part_bytes in _halved(batch, piece_bytes):
             if waiting and size + part_bytes > piece_bytes:
-                yield joined(waiting)
+                yield join(waiting)
                 waiting, size = [], 0
             waiting.append(part)
             size += part_bytes
     if waiting:
-        yield joined(waiting)
+        yield join(waiting)
 
 
 def _whole(batches: Iterable[pa.RecordBatch], *, limit_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -316,7 +321,7 @@ def _whole(batches: Iterable[pa.RecordBatch], *, limit_bytes: int) -> Iterator[p
         if size > limit_bytes:
             raise RecordTooLargeError("the batch", size, limit_bytes)
     if parts:
-        yield joined(parts)
+        yield join(parts)
 
 
 def _halved(batch: pa.RecordBatch, most_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -5,12 +5,6 @@ it: a write counts when the caller assigns the new `Tail`. An interrupt at any i
 or the new one, and a repeated write overwrites the same bytes. After a failed sync, or if the files are no longer
 where readers look, `failure` has the reason, and the caller must not write any more.
 
-    write      one batch or several, in one segment: handed to the system
-    sync       the active segment: durable
-    roll       seals the active segment and begins the next one: all of it durable
-    attach     as roll, but a file with batches becomes the next segment
-    cut_back   removes the bytes of a failed write
-
 Threads: `write`, `roll` and `cut_back` under the writer's lock. `sync` and `drop_before` from the thread
 that has the writer's turn. `publication` is safe for all.
 """
@@ -18,29 +12,30 @@ that has the writer's turn. `publication` is safe for all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, NoReturn
 
 from ..config.policies import MAX_OFFSET, TopicConfig
 from ..config.quantities import microseconds
 from ..errors import LogMovedError, StorageIOError, WriterFailedError
+from ..format.chain import Jumps, added
 from ..format.header import NO_PRODUCER, PRODUCERS, Body, Header, Producer, batch_of_one, stamp
 from ..format.record import new_tuple
-from ..format.skip_pointers import added
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, WatermarkWriter
-from ..log import start_header
 from ..log.ages import Stamp, open_since
 from ..log.index import SegmentIndex
 from ..log.producers import Producers
-from ..log.recovery import NO_SECTIONS, Recovery, Tail, recover
+from ..log.recovery import NO_SECTIONS, Recovery, Tail, recover, tail_at
+from ..log.search import jumps_at
 from ..segment import (
     Identity,
     SegmentHeader,
     SegmentReader,
     attach_segment,
     create_segment,
+    keep_start_header,
     producers_name,
     segment_name,
     write_producers,
@@ -52,9 +47,8 @@ from ..system.not_copyable import NotCopyable
 from .active import ActiveSegment
 from .publication import Copies, Publication
 
-__all__ = ["NewBatch", "TailWriter", "Txn"]
-
 _MOST_PARTS = 1000  # of one write: the system takes 1,024
+_FEW_BATCHES = 32  # to read their headers costs less than to follow the jumps of the last one
 
 
 class NewBatch(NamedTuple):
@@ -74,13 +68,29 @@ class Txn(NamedTuple):
     store: int  # the first 8 bytes of the id of the store that gave the number
 
 
+def _jumps_after(jumps: Jumps | None, headers: Iterable[Header]) -> Jumps | None:
+    """The jumps of the last of these batches, which follow the one with `jumps`; None if there are many of them."""
+    for number, header in enumerate(headers):
+        jumps = added(jumps, header.base_offset)
+        if number == _FEW_BATCHES or jumps.jump_offset != header.jump_offset:
+            return None
+    return jumps
+
+
 class TailWriter(NotCopyable):
     """The files at the end of a partition's log, open for writing.
 
     Construction recovers the partition (see log/recovery.py), whose lock the caller must hold. It raises
     `CorruptLogError` without having changed anything. The caller closes `files_to_close`. With `copies`, what is
     flushed is also flushed in other directories before readers see it.
+
+    If other processes may have had the lock meanwhile, `resume` finds where the log ends now. If it returns None, the
+    caller must call `reopen`.
     """
+
+    _watermark: WatermarkWriter
+    active: ActiveSegment
+    publication: Publication
 
     def __init__(
         self,
@@ -97,18 +107,26 @@ class TailWriter(NotCopyable):
         self._files = place.files
         self._identity = identity
         self._index = index
+        self._moment = moment
         self.believes: Callable[[Moment], bool] = lambda _: False  # whether the wall clock can be trusted
         self.segment_limit: Callable[[], int] = lambda: MAX_OFFSET  # bytes; for when space is short
         self.failure: BaseException | None = None
         self.rolled = False  # since this flag was last reset
-        self._begun_segment = -1  # base offset of a segment that a roll has begun to make
         self._retired: list[int] = []  # files of sealed segments that a flush may still be syncing
+        self.openings = 0  # how often the partition was recovered
         self.use(config)
-        recovered = recover(place, identity, config.permissions)
+        self._open()
+
+    def _open(self) -> None:
+        """Recover the partition, and open its files."""
+        place, identity = self.place, self._identity
+        self._begun_segment = -1  # base offset of a segment that a roll has begun to make
+        recovered = recover(place, identity, self._permissions)
         self.recovery: Recovery = recovered.report
         tail, mark = recovered.tail, recovered.mark
-        self.start = tail  # the end of the log after recovery
-        index.replace(recovered.headers)
+        self.start = tail  # the end of the log after recovery, or where another process had left it
+        self._index.replace(recovered.headers)
+        self.openings += 1
         self.epoch = max(max(mark.writer_epoch, tail.writer_epoch) + 1, mark.promised_epoch)
         self.nonce = int.from_bytes(self._files.random_bytes(4), "little")
         header = recovered.headers[max(recovered.headers)]
@@ -120,20 +138,71 @@ class TailWriter(NotCopyable):
         began: int | None = None
         if tail.end > header.base_offset:
             with SegmentReader(self._files, place.path_of(name), identity, within=place) as reader:
-                began = open_since(reader, moment())
+                began = open_since(reader, self._moment())
         with ExitStack() as opened:
-            path = place.path_of(WATERMARK)
-            self._watermark = WatermarkWriter(self._files, path, identity.salt, mark, within=place)
-            opened.callback(self._watermark.close)
+            watermark = WatermarkWriter(place, identity.salt, mark)
+            opened.callback(watermark.close)
             fd = place.open_write(name)
             opened.callback(self._files.close, fd)
-            self.active = ActiveSegment(self._files, fd, place.path_of(name), header.base_offset, began=began)
-            self.publication = Publication(
-                self._watermark, epoch=self.epoch, nonce=self.nonce, copies=copies, fail=self._poison
-            )
-            self.publication.publish(flushed=tail, durable=tail)
+            active = ActiveSegment(self._files, fd, place.path_of(name), header.base_offset, began=began)
+            if self.openings == 1:
+                self.active = active
+                self.publication = Publication(watermark, self.epoch, self.nonce, self.copies, self._poison)
+            else:
+                opened.callback(self.publication.publish_by, self._watermark, self.epoch, self.nonce)
+                self.publication.publish_by(watermark, self.epoch, self.nonce)
+            with watermark.locked() as newest:  # another process may just be flushing what is recovered here
+                watermark.mark = mark._replace(sequence=newest.sequence, written_end=0, written_tail=0)
+                self.publication.publish(flushed=tail, durable=tail)
             self.publication.sync()
+            self.active, self._watermark = active, watermark
             opened.pop_all()
+
+    # --- after other writers -----------------------------------------------------------------------
+
+    def resume(self, tail: Tail) -> Tail | None:
+        """The tail after what others have appended since `tail`. None if the log must be recovered.
+
+        The caller has the partition's lock again. One who has given it up has left a log that ends where the watermark
+        says. The log must be recovered after one who has died, and if there is another segment, or another file.
+        """
+        active, mark = self.active, self._watermark.read()
+        if mark is None or mark.promised_epoch > self.epoch or not self._watermark.is_named():
+            return None
+        (end, last_batch), facts = mark.end, self._files.fstat(active.fd)
+        if end < tail.end or facts.st_nlink != 1 or facts.st_size != active.file_position(end):
+            return None
+        if end != active.base_offset and self.place.exists(segment_name(end)):
+            return None
+        if not self._files.leads_to(active.path, (facts.st_dev, facts.st_ino)):  # a copy of hard links has it
+            return None
+        self.epoch = max(self.epoch, mark.writer_epoch)
+        self.publication.come_back(mark, self.epoch)
+        self._index.drop_before(mark.log_start_offset)
+        self._begun_segment = -1
+        active.reach = 0
+        return tail if end == tail.end else self._tail_of_others(tail, end, last_batch)
+
+    def _tail_of_others(self, tail: Tail, end: int, last_batch: int) -> Tail:
+        """The tail at the end, after batches of others that follow `tail` in the active segment."""
+        active = self.active
+        reader = active.reader = active.reader or SegmentReader(self._files, active.path, self._identity, fd=active.fd)
+        found = tail_at(reader, end, last_batch)
+        if active.began is None:
+            active.began = open_since(reader, self._moment())
+        if found.producers_in_segment:
+            self.start = found  # for `_headers_with_producers`
+            self.producers.learn(reader.headers(tail.end, found.end))
+        last = None if tail.end == active.base_offset else tail.jumps
+        jumps = _jumps_after(last, reader.headers(tail.end, found.end)) or jumps_at(reader, found.last_batch)
+        return found._replace(jumps=jumps, sections=NO_SECTIONS, records=tail.records)
+
+    def reopen(self) -> Tail:
+        """Recover the partition again, after others; returns the end of its log. As at construction."""
+        before = [self.active.fd, self._watermark.fileno()]
+        self._open()
+        self._retired += before  # a flush may still be syncing the segment
+        return self.start
 
     def _headers_with_producers(self) -> Iterator[Header]:
         """The headers of the batches that the segment had when it was opened, if any names a producer."""
@@ -154,6 +223,7 @@ class TailWriter(NotCopyable):
     def use(self, config: TopicConfig) -> None:
         """Roll by these policies from now on."""
         self._roll_bytes, self._permissions = config.roll_bytes, config.permissions
+        self.syncs = config.durability == "disk"
         self._segment_age_us = None if config.segment_age is None else microseconds(config.segment_age)
         self._producer_expiry_us = None if config.producer_expiry is None else microseconds(config.producer_expiry)
 
@@ -375,6 +445,13 @@ class TailWriter(NotCopyable):
 
     # --- make durable ------------------------------------------------------------------------------
 
+    def with_others(self, tail: Tail, active: ActiveSegment) -> Tail:
+        """The tail, or a later one if other processes have written after it: a sync of the segment reaches that far."""
+        mark = self.mark
+        if mark.written_end <= tail.end or active.file_position(mark.written_end) > self._files.size(active.fd):
+            return tail
+        return tail._replace(end=mark.written_end, last_batch=mark.written_tail)
+
     def sync(self, active: ActiveSegment, tail: Tail) -> None:
         """Make everything before `tail` durable. `WriterFailedError` if the disk refuses; this is final.
 
@@ -464,7 +541,7 @@ class TailWriter(NotCopyable):
         self.publication.sync()
         self.publication.publish()  # into the other slot: if one of them rots, the other has it
         self.publication.sync()  # before a file is removed: a torn write may leave either slot alone
-        start_header.keep(self.place, self._identity, base_offset, self._permissions)
+        keep_start_header(self.place, self._identity, base_offset, self._permissions)
         names = [segment_name(base) for base in dropped]
         for name in names + [producers_name(base) for base in dropped if base in self._with_file]:
             with suppress(FileNotFoundError):  # an earlier pass that was interrupted or failed has removed it

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple
@@ -40,15 +41,13 @@ from ..errors import (
     StorageIOError,
     UnsupportedFormatError,
 )
-from ..format.batch import Batch, Source, taken
+from ..format.batch import Batch, Source, batch_of
 from ..format.columns import Columns
 from ..format.header import HEADER_BYTES, BadBatch, Header, NewerBatch, crc32c, parse_header
 from ..log.log import Log
 from ..segment import Identity
 from ..system.files import REAL
 from .record_arguments import record_sizes
-
-__all__ = ["BATCHES", "FRAME_BYTES", "MAGIC", "VERSION", "FrameHeader", "read_frame", "send"]
 
 MAGIC = b"\x89LLT"
 VERSION = 3
@@ -203,7 +202,7 @@ def _read_frame(incoming: _Incoming, max_record_bytes: int) -> list[tuple[Header
             if average > max_record_bytes:  # one record is larger; this is known before it arrives
                 raise RecordTooLargeError("a record of the frame", average, max_record_bytes)
             body = incoming.read(header.length - HEADER_BYTES)
-            batch = taken(header, body, Source(_STREAM, position), partition=0)
+            batch = batch_of(header, body, Source(_STREAM, position), partition=0)
             _check_columns(header, batch)
             if columns_bytes > max_record_bytes:
                 largest = max(record_sizes(Columns(batch.values, batch.keys, None, batch.headers)))
@@ -255,14 +254,14 @@ def _frame(identity: Identity, offset: int, size: int) -> bytes:
     return FrameHeader(BATCHES, identity.partition, identity.salt, offset, size).encode()
 
 
+@dataclass(eq=False)
 class _Incoming:
     """The arriving bytes of one frame, and how many of them have been read."""
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        self.at = 0
-        self.end: int | None = None  # the end of the frame, once it is known
-        self._ended = False
+    source: Any
+    at: int = 0
+    end: int | None = None  # the end of the frame, once it is known
+    ended: bool = False  # the stream
 
     def between_frames(self) -> bool:
         return self.at in (0, self.end)
@@ -287,9 +286,9 @@ class _Incoming:
                 pass
 
     def _piece(self, size: int) -> bytes:
-        piece = b"" if self._ended else _read_some(self._source, min(size, _PIECE_BYTES))
+        piece = b"" if self.ended else _read_some(self.source, min(size, _PIECE_BYTES))
         self.at += len(piece)
-        self._ended = not piece
+        self.ended = not piece
         return piece
 
 

@@ -22,7 +22,6 @@ lock of a retention pass (retention_pass.py), _turn, lock, the lock of a publica
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
@@ -52,15 +51,14 @@ from ..system.directory import Directory
 from ..system.files import Buffer, Files
 from ..system.group_commit import Turn
 from ..system.process import finish, in_child
-from ..system.reentry import asker, refuse
+from ..system.reentry import asker, enter
 from .active import ActiveSegment
-from .batch_writer import BatchWriter
-from .flush_times import FlushClock
+from .flushes import FlushClock
 from .open_batch import OpenBatch
 from .publication import Copies
 from .tail import NewBatch, TailWriter
-
-__all__ = ["WRITER_DESCRIPTORS", "Writer"]
+from .turn_writer import TurnWriter
+from .turns import Turns
 
 WRITER_DESCRIPTORS = 3  # open files of a writer: its directory, the segment and the watermark
 
@@ -69,11 +67,13 @@ T = TypeVar("T")
 _in_child = in_child()
 
 
-class Writer(BatchWriter):
-    """The one writer of a partition. It holds the partition's lock from construction to `close`.
+class Writer(TurnWriter):
+    """The writer of a partition in this process. It holds the partition's lock from construction to `close`.
 
     Construction recovers the partition (see log/recovery.py). If it raises `LockedError` or `CorruptLogError`,
     it has changed nothing. `held`: the lock, if the caller has it already. `copies`: the partition's other directories.
+
+    With `turns`, several processes write the partition (turn_writer.py), and each call that needs it may wait for it.
     """
 
     def __init__(
@@ -87,33 +87,32 @@ class Writer(BatchWriter):
         clock: Callable[[], int] = SYSTEM,
         held: lock.Lock | None = None,
         copies: Copies | None = None,
+        turns: Turns | None = None,
     ) -> None:
         codec_id(config.compression)  # before anything is locked: it raises if the codec's package is not installed
         self._files = files
         self.directory = directory
         self.on_roll: Callable[[], object] | None = None
         self.applying = threading.RLock()  # for a section of a transaction; acquired before all other locks
-        self._turn = Turn()
         self.flush_clock = FlushClock()
         self._to_close: Iterator[tuple[Callable[[int], object], int]] | None = None  # set when closing begins
-        path = os.path.join(directory, lock.NAME)
-        self._held = held or lock.acquire(files, path, config.permissions)
+        held = held or lock.acquire(files, directory, config.permissions)
         try:
             known = clock_of(clock)
-            place = self._held.directory
+            place = held.directory
             disk = TailWriter(place, identity, config, index=index, moment=known.moment, copies=copies)
-            super().__init__(disk, identity.partition, config, known)
+            super().__init__(disk, identity.partition, config, known, held, turns)
             self._opened_at = disk.start.end
             _in_child.add(self.abandon_in_child)
         except BaseException:
-            self._held.release()
+            held.release()
             raise
 
     # --- facts for other modules ---------------------------------------------------------------
 
     def flushed(self) -> tuple[int, int]:
         """The records and the bytes of log that this writer has made visible."""
-        return self._limits.flushed_records, self.flushed_end - self._opened_at
+        return self._limits.flushed_records, self.flushed_end - self._opened_at - self._others_bytes
 
     def mark(self) -> Mark:
         """The last publication; raises if the writer is closed, or if its files are not where readers look."""
@@ -131,15 +130,10 @@ class Writer(BatchWriter):
         """True if this directory contains the partition's locked directory."""
         return self.disk.place.is_at(self.directory, dir_fd=directory.fd)
 
-    def check_outside(self) -> None:
-        """Raise `LogError` in the middle of a call of this thread that holds one of the writer's locks."""
-        if self.has_lock() or self.publication.is_mine():
-            refuse(self.directory)
-
     def last_sequence(self, producer_id: int) -> int | None:
         """The sequence number of the producer's last batch here; None if it is not known."""
         self.check_outside()
-        with self.lock:
+        with self.held(), self.lock:
             self._check_alive()
             self.disk.note_producers(self.batch.tail)
             return self.disk.producers.last_sequence(producer_id)
@@ -149,15 +143,21 @@ class Writer(BatchWriter):
         self.publication.listen(waiter)
 
     def use(self, config: TopicConfig) -> None:
-        """Use these policies from now on. The records in the open batch are written by the old ones."""
+        """Use these policies from now on, also if it raises. The records in the open batch are written by the old ones.
+
+        Raises the errors of `append`. A writer that has failed keeps its policies.
+        """
         self.check_outside()
         with self._losses.reporting(), self.lock:
+            self._check_alive()
+            try:
+                self._seal()
+            finally:  # a full disk must not keep a writer from the policies that make room
+                self._set_policies(config)
+                self._limits.use(config)
+                self.disk.use(config)
+                self.batch = self.batch if self.batch.values else self.open_batch(self.batch.tail)
             self.check_usable()
-            self._seal()
-            self._set_policies(config)
-            self._limits.use(config)
-            self.disk.use(config)
-            self.batch = self.open_batch(self.batch.tail)
 
     # --- append --------------------------------------------------------------------------------
 
@@ -172,20 +172,24 @@ class Writer(BatchWriter):
         offsets: range | None = None
         batch = self.batch
         try:
-            with self.lock:
-                self.check_usable()
-                batch = self.batch
-                if batch.values and not batch.has_room(len(columns.values), size_bytes):
-                    self._seal()
-                    batch = self.batch
-                if not batch.values:
-                    self._begin(batch)
-                try:
-                    offsets = batch.extend(columns, size_bytes)
-                except BaseException:
-                    batch.resume()
-                    raise
-                due = batch.is_full() and self._ask_if_due()
+            while offsets is None:
+                with self.lock:
+                    if not self.is_parked:  # as `entered`, in fewer steps
+                        self.check_usable()
+                        batch = self.batch
+                        if batch.values and not batch.has_room(len(columns.values), size_bytes):
+                            self._seal()
+                            batch = self.batch
+                        if not batch.values:
+                            self._begin(batch)
+                        try:
+                            offsets = batch.extend(columns, size_bytes)
+                        except BaseException:
+                            batch.resume()
+                            raise
+                        due = batch.is_full() and self._ask_if_due()
+                if offsets is None:
+                    self._take_back()
             if sync:
                 self._flush_record(offsets[-1], batch)
             elif due or self.disk.rolled:
@@ -216,7 +220,7 @@ class Writer(BatchWriter):
                 # A batch with a limit has records, or an interrupt has left it half begun.
                 if batch.limit or end != self.disk.mark.flushed_end or size_bytes > config.max_record_bytes:
                     return
-                if batch.owed is not None or self.disk.failure is not None or self.closed is not None:
+                if batch.owed is not None or self.disk.failure is not None or self.closed or self.is_parked:
                     return
                 if self.timer is not None:
                     self.timer.touch()
@@ -264,7 +268,7 @@ class Writer(BatchWriter):
 
     def _has_room_at_once(self, batch: OpenBatch, size_bytes: int) -> bool:
         """True if one record neither fills the open batch nor makes a flush due."""
-        if self.timer is None or self.closed or self.disk.failure or batch.owed:
+        if self.timer is None or self.is_parked or self.closed or self.disk.failure or batch.owed:
             return False
         if not batch.values:
             self._begin(batch)
@@ -286,7 +290,7 @@ class Writer(BatchWriter):
         self.check_outside()
         ranges: list[range] = []
         with self._losses.reporting(ranges):
-            with self.lock:
+            with self.entered():
                 self.check_usable()
                 if producer != NO_PRODUCER:
                     self.disk.note_producers(self.batch.tail)
@@ -312,7 +316,7 @@ class Writer(BatchWriter):
         self.check_outside()
         ranges: list[range] = []
         with self._losses.reporting(ranges):
-            with self.lock:
+            with self.entered():
                 self.check_usable()
                 self._seal()
                 start = self.batch.tail.end
@@ -354,23 +358,27 @@ class Writer(BatchWriter):
         if background:
             self._take_turn(self._flush_quietly)  # the caller handles its errors
         else:
-            self._take_reporting(self._flush_all)
+            self._reporting(lambda: self._take_turn(self._flush_all))
         if self.disk.rolled:
             self._tell_rolled()
 
     def _take_reporting(self, action: Callable[[], T]) -> T | None:
-        """Run the action in this thread's turn. A `LogError` of it also reports what is owed."""
+        """Run the action in this thread's turn, with the partition. A `LogError` of it also reports what is owed."""
+        self.check_outside()
+
+        def run() -> T | None:
+            with self.held():
+                return self._take_turn(action)
+
+        return self._reporting(run)
+
+    def _reporting(self, action: Callable[[], T]) -> T:
+        """Run the action. A `LogError` of it also reports what is owed."""
         try:
-            return self._take_turn(action)
+            return action()
         except LogError as error:
             self._losses.report(error)
             raise
-
-    def _take_turn(self, action: Callable[[], T], *, unless: Callable[[], bool] | None = None) -> T | None:
-        """Run the action in this thread's turn. Raises `LogError` in the middle of another call of this thread."""
-        self.check_outside()  # the thread that has the turn may wait for it
-        self._turn.check_outside(self.directory)
-        return self._turn.take(action, unless=unless)
 
     def _flush_record(self, offset: int, batch: OpenBatch | None = None) -> None:
         """Make the record at `offset`, appended to `batch`, durable. Another thread's flush may do it."""
@@ -394,7 +402,9 @@ class Writer(BatchWriter):
     def _flush_quietly(self) -> None:
         with self.lock:
             self._check_alive()
-            if self.batch.values:
+            if self.is_parked:  # others may have written meanwhile
+                moved = self.disk.find_moved()
+            elif self.batch.values:
                 self._seal()  # which looks at the segment
                 moved = self.disk.find_moved()
             else:
@@ -406,16 +416,21 @@ class Writer(BatchWriter):
 
     def _publish(self, tail: Tail, active: ActiveSegment) -> None:
         """Make everything before `tail` durable and visible. Only the thread with the turn calls it, without `lock`."""
-        if tail.end > self.disk.mark.flushed_end:
+        self._end_turn()  # the next process writes during the sync
+        self._make_visible(tail, active)
+        self.disk.close_retired()
+
+    def _make_visible(self, tail: Tail, active: ActiveSegment) -> None:
+        if tail.end > self.publication.look().flushed_end:
             began = perf_counter()
-            durable = None
+            durable, flushed = None, self.disk.with_others(tail, active)
             if self._config.durability == "disk":
                 self.disk.sync(active, tail)
-                durable = tail
-            self.publication.publish(flushed=tail, durable=durable)
-            self.flush_clock.note(perf_counter() - began)
+                durable = flushed
+            self.publication.publish(flushed=flushed, durable=durable)
+            self._flush_s = perf_counter() - began
+            self.flush_clock.note(self._flush_s)
         self._limits.flushed_records = tail.records
-        self.disk.close_retired()
 
     # --- files that were moved -------------------------------------------------------------------
 
@@ -430,14 +445,18 @@ class Writer(BatchWriter):
 
     # --- retention ---------------------------------------------------------------------------------
 
-    def drop_before(self, base_offset: int) -> list[str]:
-        """Drop the sealed segments below `base_offset`, which must be a segment's; returns their paths."""
-        return self._take_reporting(lambda: self._drop_before(base_offset)) or []
+    def drop_before(self, base_offset: int, *, background: bool = False) -> list[str]:
+        """Drop the sealed segments below `base_offset`, which must be a segment's; returns their paths.
 
-    def _drop_before(self, base_offset: int) -> list[str]:
+        Raises an owed error, and then drops nothing. With `background` it drops: on a full disk, this makes room.
+        """
+        return self._take_reporting(lambda: self._drop_before(base_offset, background=background)) or []
+
+    def _drop_before(self, base_offset: int, *, background: bool) -> list[str]:
         self._check_place()
-        with self.lock:
-            self.check_usable()
+        if not background:
+            with self.lock:
+                self.check_usable()
         return self.disk.drop_before(base_offset)
 
     # --- end -----------------------------------------------------------------------------------------
@@ -449,6 +468,9 @@ class Writer(BatchWriter):
         one. The error names the appended records that could not be written.
         """
         closed = LogClosedError(f"{self.directory} is closed; open the topic again")
+        self._ending = True
+        with enter(self._taking, self.directory):  # a thread that waits for the partition ends its wait
+            pass
         self._take_turn(lambda: self._settle(closed))
         try:
             self._take_turn(lambda: self._release(closed))
@@ -464,6 +486,10 @@ class Writer(BatchWriter):
                 return
             try:
                 self._check_alive()
+                if self.is_parked:
+                    self._make_visible(self.batch.tail, self.disk.active)
+                    self.closed = closed
+                    return
                 self._seal()
                 active, tail = self.disk.active, self.batch.tail
                 active.cut_back(tail.end)
@@ -493,11 +519,13 @@ class Writer(BatchWriter):
                 finish(self._to_close)
             finally:
                 self._held.release()
+                if self._turns is not None:
+                    self._turns.given_up(self.disk.place)
             _in_child.discard(self.abandon_in_child)
 
     def abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: close the child's copies of the files. Only the parent writes the buffered records."""
-        self.lock, self.applying = threading.RLock(), threading.RLock()
+        self.lock, self.applying, self._taking = threading.RLock(), threading.RLock(), threading.RLock()
         self.has_lock = asker(self.lock)
         self._turn = Turn()
         self.publication.abandon_in_child()

@@ -29,8 +29,6 @@ from .counter import WINDOW
 from .tally import NOTHING, Tally, Windows, merged, tallies
 from .trail import LOG, Entry, entries, logs_of, once
 
-__all__ = ["TRAIL", "Balance", "BalanceReport", "balance"]
-
 _LONG_AGO, _FOR_EVER = -1 << 63, 1 << 63
 TRAIL = "_audit"  # name of the topic that is the trail of the topics beside it
 
@@ -100,18 +98,18 @@ def balance(
         places = [_Place(os.fspath(path), trail, window_us, now, opened) for path in sources]
         found = [row for place in places for row in (*_superseded(place), *_tiers(place, grace_us))]
         if destination is None:
-            for place in places:
-                if not place.tiers and not place.elsewhere:
-                    raise ValueError(
-                        f"nothing to compare: no application has counted the topics of {place.path} in {trail}; give "
-                        "a destination, or let the applications count"
-                    )
-                for name, elsewhere in place.elsewhere.items():
-                    found += _logs(name, [elsewhere], place, grace_us)
+            (place,) = places
+            if not place.tiers and not place.elsewhere:
+                raise ValueError(
+                    f"nothing to compare: no application has counted the topics of {place.path} in {trail}; give a "
+                    "destination, or let the applications count"
+                )
+            for name, elsewhere in place.elsewhere.items():
+                found += _logs(name, [elsewhere], place, grace_us)
         else:
             target = _Place(os.fspath(destination), trail, window_us, now, opened)
             found += (*_superseded(target), *_tiers(target, grace_us))
-            having: dict[str, list[_Counts]] = defaultdict(list)
+            having: dict[str, list[_Counts]] = defaultdict(list)  # in the sources, by the name at the destination
             for place in places:
                 for name, counts in place.logs.items():
                     having[target.called(name, place)].append(counts)

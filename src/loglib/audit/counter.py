@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
 
 from ..config.quantities import Duration, microseconds, seconds
 from ..errors import LockedError
@@ -24,24 +23,12 @@ from ..log.history import HistoryPoint, compare_history
 from ..system.clock import SYSTEM
 from ..system.not_copyable import NotCopyable
 from ..topic import Topic
-from .tally import Windows, merged, tallies
+from .tally import merged, tallies
 from .trail import LOG, SET_BACK, Entry, entries, logs_of, publish
-
-__all__ = ["WINDOW", "Auditor", "Counter"]
 
 logger = logging.getLogger("loglib")
 WINDOW = timedelta(minutes=10)
 _GROUP = "audit"
-
-
-class _Range(NamedTuple):
-    """Counts that are not published yet."""
-
-    start: int
-    end: int
-    chain: int
-    epoch: int
-    windows: Windows
 
 
 class Counter(NotCopyable):
@@ -63,7 +50,7 @@ class Counter(NotCopyable):
         self._clock = clock
         self._counted: dict[tuple[str, int], int] = {}  # by log id and partition: the end of the counted range
         self._published: dict[tuple[str, int], list[HistoryPoint]] = {}  # by the same: ends of ranges in the trail
-        self._new: dict[tuple[str, str, int], list[_Range]] = {}  # by topic, log id and partition
+        self._new: dict[tuple[str, str, int], list[Entry]] = {}  # not published; by topic, log id and partition
         self.on_assign()
 
     def on_assign(self, partitions: object = None) -> None:
@@ -98,7 +85,10 @@ class Counter(NotCopyable):
             start = before.start
             windows = merged([before.windows, windows])
         header = stored_header(batch)
-        ranges.append(_Range(start, batch.next_offset, header.header_crc, header.writer_epoch, windows))
+        ranges.append(Entry(
+            self._tier, topic.name, log_id, partition, start, batch.next_offset, header.header_crc,
+            header.writer_epoch, self.window_us, windows, time=0,
+        ))  # fmt: skip
         self._counted[log_id, partition] = batch.next_offset
 
     @property
@@ -126,11 +116,7 @@ class Counter(NotCopyable):
         counts and later ones. `ForkedHandleError` in a forked child; open the trail and make the counter there.
         """
         now = self._clock()
-        found = [
-            Entry(self._tier, name, log_id, partition, *each[:-1], self.window_us, each.windows, now)
-            for (name, log_id, partition), counted in self._new.items()
-            for each in counted
-        ]
+        found = [each._replace(time=now) for counted in self._new.values() for each in counted]
         if caught_up is not None:
             topic, time = caught_up
             found.append(Entry(self._tier, topic.name, topic.log_id.hex(), None, 0, 0, 0, 0, self.window_us, {}, time))

@@ -21,8 +21,6 @@ from typing import NamedTuple
 from ..format.batch import Batch
 from ..format.columns import Headers
 
-__all__ = ["NOTHING", "Tally", "Windows", "merged", "tallies"]
-
 _DIGEST_BYTES = 16
 _MODULUS = 1 << 8 * _DIGEST_BYTES
 _HEAD = Struct("<qqqq").pack  # of a record: timestamp, sizes of key and value (-1: null), number of headers
@@ -37,11 +35,10 @@ class Tally(NamedTuple):
     bytes: int  # of keys and values
     digest: int
 
-    def __add__(self, other: tuple[object, ...]) -> Tally:
+    def __add__(self, other: Tally) -> Tally:  # type: ignore[override]  # not the `+` of tuples
         """The tally of the records of both."""
-        records, size, digest = other
-        assert isinstance(records, int) and isinstance(size, int) and isinstance(digest, int)
-        return Tally(self.records + records, self.bytes + size, (self.digest + digest) % _MODULUS)
+        digest = (self.digest + other.digest) % _MODULUS
+        return Tally(self.records + other.records, self.bytes + other.bytes, digest)
 
 
 NOTHING = Tally(0, 0, 0)

@@ -5,9 +5,8 @@ dropped before they were counted. So the counts of a tier are the sum of its ent
 occur twice: an entry of a process that was killed while it published may appear after another process has counted the
 same records again. `once` omits duplicates.
 
-Several processes write a trail that is open with `shared=True`. None of them keeps a partition: `publish` takes one
-that is free, and gives it back. So any number of processes can share one partition, and they wait for each other only
-during a publication.
+Several processes write a trail that is open with `shared=True`. They take turns, so any number of them can share one
+partition.
 
 An entry is a record whose value is JSON:
 
@@ -24,24 +23,18 @@ An entry with the partition null means that all records of the topic that were f
 from __future__ import annotations
 
 import json
-import random
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import CorruptLogError, LockedError
+from ..errors import CorruptLogError
 from ..log.history import AHEAD, BESIDE, HistoryPoint, compare_history
 from ..log.log import Log
-from ..topic import Topic, open_topic
+from ..topic import Topic
 from .tally import Tally, Windows
-
-__all__ = ["LOG", "SET_BACK", "Entry", "entries", "logs_of", "once", "publish"]
 
 LOG = "log"  # the tier of what is in the log itself
 SET_BACK = (BESIDE, AHEAD)  # relations of a trail to a log that was set back: all counted records were flushed
-_PATIENCE_S = 10.0  # a publication by another process takes milliseconds
-_NAP_S = 0.005
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -78,30 +71,17 @@ def logs_of(topic: Topic) -> list[Log]:
 
 
 def publish(trail: Topic, found: Iterable[Entry]) -> None:
-    """Append the entries and flush them.
+    """Append the entries and flush them. All of them go to one partition.
 
-    If the trail is shared, all of them go to one free partition. `LockedError` if there is none for ten seconds; the
-    entries can be published again later.
+    `LockedError` if other processes keep a shared trail for longer than its `wait`. The entries can be published again
+    later.
     """
     values, times = [], []
     for entry in found:
         values.append(_encoded(entry))
         times.append(entry.time)
-    if not trail.shared:
-        trail.append_many(values, timestamps=times)
-    trail.flush()  # raises if it is closed, or belongs to the parent process
-    if not values or not trail.shared:
-        return
-    until = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            with open_topic(trail.path, shared=True, create=False, files=trail._files) as mine:  # noqa: SLF001
-                mine.append_many(values, timestamps=times)
-            return
-        except LockedError:
-            if time.monotonic() >= until:
-                raise
-            time.sleep(random.uniform(0.5, 1.5) * _NAP_S)
+    trail.append_many(values, timestamps=times)
+    trail.flush()
 
 
 def _encoded(entry: Entry) -> bytes:
@@ -109,17 +89,15 @@ def _encoded(entry: Entry) -> bytes:
     return json.dumps(entry._asdict() | {"windows": windows}).encode()
 
 
-def _tally(facts: Any) -> Tally:
-    records, size, digest = facts
-    return Tally(int(records), int(size), int(digest, 16))
-
-
 def entries(trail: Topic) -> Iterator[Entry]:
     """The entries of a trail, in the order of the log. Raises `CorruptLogError` for a record that is no entry."""
     for record in trail.read():
         try:
             facts: dict[str, Any] = json.loads(record.value or b"")
-            windows = {int(window): _tally(tally) for window, tally in facts["windows"].items()}
+            windows = {
+                int(window): Tally(int(records), int(size), int(digest, 16))
+                for window, (records, size, digest) in facts["windows"].items()
+            }
             partition = facts["partition"]
             yield Entry(
                 str(facts["tier"]), str(facts["topic"]), str(facts["log_id"]),

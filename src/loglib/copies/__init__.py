@@ -4,45 +4,32 @@ from typing import TYPE_CHECKING
 
 from ..config.lazy import lazily
 
-if TYPE_CHECKING:
-    from .credentials import CopyCredentials, SourceCredentials
-    from .heal_log import HealedRange, UnhealedRange
-    from .healing import HealReport, heal
-    from .mirror_server import MirrorServer, serve_mirror
-    from .mirrors import Mirror, MirrorLag, MirrorReport, mirror, receive_mirror
-    from .promotion import promote
-    from .replica import ReplicaState
-    from .scrub import Scrub, ScrubReport
-    from .snapshots import Snapshot, snapshot
+if TYPE_CHECKING:  # "as" makes a name public for type checkers
+    from .credentials import CopyCredentials as CopyCredentials
+    from .credentials import SourceCredentials as SourceCredentials
+    from .healing import HealedRange as HealedRange
+    from .healing import HealReport as HealReport
+    from .healing import UnhealedRange as UnhealedRange
+    from .healing import heal as heal
+    from .mirror_server import MirrorServer as MirrorServer
+    from .mirror_server import serve_mirror as serve_mirror
+    from .mirrors import Mirror as Mirror
+    from .mirrors import MirrorLag as MirrorLag
+    from .mirrors import MirrorReport as MirrorReport
+    from .mirrors import mirror as mirror
+    from .mirrors import receive_mirror as receive_mirror
+    from .promotion import promote as promote
+    from .replica import ReplicaState as ReplicaState
+    from .scrub import Scrub as Scrub
+    from .scrub import ScrubReport as ScrubReport
+    from .snapshots import Snapshot as Snapshot
+    from .snapshots import snapshot as snapshot
 
-__all__ = [
-    "CopyCredentials",
-    "HealReport",
-    "HealedRange",
-    "Mirror",
-    "MirrorLag",
-    "MirrorReport",
-    "MirrorServer",
-    "ReplicaState",
-    "Scrub",
-    "ScrubReport",
-    "Snapshot",
-    "SourceCredentials",
-    "UnhealedRange",
-    "heal",
-    "mirror",
-    "promote",
-    "receive_mirror",
-    "serve_mirror",
-    "snapshot",
-]
-
-__getattr__, __dir__ = lazily(
+__getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         ".credentials": "CopyCredentials SourceCredentials",
-        ".heal_log": "HealedRange UnhealedRange",
-        ".healing": "HealReport heal",
+        ".healing": "HealReport HealedRange UnhealedRange heal",
         ".mirror_server": "MirrorServer serve_mirror",
         ".mirrors": "Mirror MirrorLag MirrorReport mirror receive_mirror",
         ".promotion": "promote",

@@ -10,7 +10,7 @@ log whole, durable, and accepted. After a crash between two steps the next openi
     bring up   the others: what the chosen log does not have is set aside, what is missing is copied and checked, or
                the whole partition if it is damaged; synced
     accept     the epoch and nonce of the writer, in each; enough of them
-    list       the members, if they change (member_list.py)
+    list       the members, if they change (roster.py)
     publish    readers see all of it, and the topic is open
 
 The last three are the first steps of the `ReplicaSet` that `assemble` returns.
@@ -29,24 +29,21 @@ from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LockedError, LogError, StorageIOError
 from ..log import gaps, topic_file
 from ..log.ages import NAME as CLOCK
+from ..log.recovery import read_mark
 from ..log.store_pointer import NAME as STORE_POINTER
 from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
 from .election import choose, claim_of
-from .follower_log import FollowerLog
+from .follower_log import FollowerLog, set_epoch_floor
+from .local_source import SourceLog
 from .log_copier import LogCopier
-from .log_source import SourceLog
 from .replica_set import ReplicaSet
 from .roster import MemberDirectory, Opening, ReplicaRequest, Roster, find_members
-from .unmarked_tail import read_mark, set_epoch_floor
-
-__all__ = ["assemble"]
 
 logger = logging.getLogger("loglib")
 
 _ROTTEN = "rotten"
-_MOST_BYTES = 1 << 20
 
 
 def assemble(
@@ -99,9 +96,9 @@ def _lock_all(opening: Opening, roster: Roster, opened: ExitStack) -> Roster:
 
     def lock_all(directory: MemberDirectory) -> None:
         for number in range(opening.config.partitions):
-            name = os.path.join(directory.partition(number), lock.NAME)
-            if opening.files.exists(os.path.dirname(name)):
-                held = lock.acquire(opening.files, name, opening.config.permissions)
+            partition = directory.partition(number)
+            if opening.files.exists(partition):
+                held = lock.acquire(opening.files, partition, opening.config.permissions)
                 directory.locks[number] = held
                 opened.callback(held.release)
 
@@ -173,14 +170,13 @@ def _bring_up(opening: Opening, roster: Roster, number: int, epoch: int, opened:
     for each, claim in claims.items():
         if claim.damage is not None and claim.is_rotten:
             each.rotten[number] = claim.damage
-    for donor in donors:
-        roster, damage = _bring_up_from(opening, roster, donor, number, epoch, shown, opened)
+    while True:
+        roster, damage = _bring_up_from(opening, roster, donors.pop(0), number, epoch, shown, opened)
         if damage is None:
-            break
-        if donor is donors[-1]:
+            return roster
+        if not donors:
             raise damage
         logger.warning("%s; it is copied from another directory", damage)
-    return roster
 
 
 def _bring_up_from(
@@ -199,7 +195,7 @@ def _bring_up_from(
     log = FollowerLog(files, source, identity, permissions, held=donor.locks[number], shows=False)
     end, mark = log.end, log.mark
     log.publish_end(*shown)
-    log.detach_lock()
+    log.release_files()  # the lock stays with the directory
     target = mark.durable_to(end.end, end.last_batch)
 
     def bring_up(directory: MemberDirectory) -> None:
@@ -261,7 +257,7 @@ def _set_aside(files: Files, parent: str, partition: str, error: CorruptLogError
 
 
 def _copy_description(opening: Opening, directory: MemberDirectory) -> None:
-    content = opening.files.read_whole(os.path.join(opening.path, topic_file.NAME), _MOST_BYTES)
+    content = opening.files.read_whole(os.path.join(opening.path, topic_file.NAME), topic_file.MOST_BYTES)
     with Directory.open(opening.files, directory.path) as place:
         place.sync()  # the names of the partitions
         place.replace(topic_file.NAME, content, opening.config.permissions)

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ..errors import LogError
 from ..log import copy_role, topic_file
 from ..system.directory import Directory
 from ..system.files import Files
-from .member_list import Members, read_members
-
-__all__ = ["Former", "check_apart", "check_no_circle", "former_of", "is_same"]
+from .roster import Members, read_members
 
 
 class Former(NamedTuple):
@@ -120,20 +119,14 @@ def _newest_list(files: Files, path: str) -> tuple[Members, dict[str, Members]]:
     while True:
         lists: dict[str, Members] = {}
         for where in newest.paths.values():
-            found = _list_of(files, where)
-            if found is not None and found.log_id == newest.log_id:
-                lists[where] = found
+            with suppress(LogError, OSError):
+                found = read_members(files, where)
+                if found is not None and found.log_id == newest.log_id:
+                    lists[where] = found
         best = max([newest, *lists.values()], key=lambda each: each.version)
         if best.version == newest.version:
             return newest, lists
         newest = best
-
-
-def _list_of(files: Files, path: str) -> Members | None:
-    try:
-        return read_members(files, path)
-    except (LogError, OSError):
-        return None
 
 
 # --- names ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Commit copier: the committed offsets of a topic's groups, copied to a mirror.
 
-Invariant: the copy of a group contains every log of commits that the group had at one moment (topic_source.py). A
+Invariant: the copy of a group contains every log of commits that the group had at one moment (local_source.py). A
 member may fold logs into another one and remove them; so a log is removed from the copy only when the others have been
 copied.
 
@@ -23,12 +23,10 @@ from .follower_log import FollowerLog
 from .log_copier import LogCopier
 from .sources import FOLDED, GroupSnapshot, TopicSource
 
-__all__ = ["CopiedCommits", "settle_commits"]
-
 logger = logging.getLogger("loglib")
 
 
-class CopiedCommits:
+class CommitCopier:
     """The groups of a topic, and their copies in the topic at `to`."""
 
     def __init__(self, files: Files, source: TopicSource, to: str, log_id: bytes, permissions: int) -> None:

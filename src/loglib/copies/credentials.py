@@ -37,8 +37,6 @@ from .frames import ERROR, NONCE, PROOF, SHORT_BYTES, Frame, Link
 if TYPE_CHECKING:
     from ..system.tls import TlsStream
 
-__all__ = ["CopyCredentials", "SourceCredentials"]
-
 _STRANGER_S = 10.0  # the time of an unknown peer to prove its key
 _STRANGER_BYTES = 1 << 16  # the bytes that it may send until then; a TLS handshake is some 2 KiB
 _SLOW_S = 2.0  # until a wrong key is answered

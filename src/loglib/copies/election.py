@@ -17,12 +17,11 @@ from typing import NamedTuple, TypeVar
 
 from ..errors import CorruptLogError, LogError
 from ..format.watermark import Mark
+from ..log.recovery import segment_reader
 from ..log.search import proven_headers
-from ..segment import HEADER_BYTES, Identity, SegmentReader, segment_name
+from ..segment import Identity
 from ..system.directory import Directory
-from .unmarked_tail import find_tail
-
-__all__ = ["LogClaim", "choose", "claim_of"]
+from .follower_log import find_tail
 
 Name = TypeVar("Name")
 
@@ -46,8 +45,7 @@ def claim_of(place: Directory, identity: Identity, mark: Mark) -> LogClaim:
     try:
         found = find_tail(place, identity, mark)
         claim = end = found.tail.end
-        path = place.path_of(segment_name(found.bases[-1]))
-        with SegmentReader(place.files, path, identity, within=place) as reader:
+        with segment_reader(place, identity, found.bases[-1]) as reader:
             if reader.base_offset <= mark.flushed_tail < mark.flushed_end:
                 size = mark.flushed_end - mark.flushed_tail
                 reader.batches(mark.flushed_tail, mark.flushed_end, block_bytes=size)
@@ -57,8 +55,8 @@ def claim_of(place: Directory, identity: Identity, mark: Mark) -> LogClaim:
         return LogClaim(epoch, nonce, mark.durable_end, error, is_rotten=True)
     if claim == end:
         return LogClaim(epoch, nonce, end)
-    position = HEADER_BYTES + end - found.bases[-1]
-    return LogClaim(epoch, nonce, claim, CorruptLogError(path, position, "no whole batch", "one that was durable"))
+    damage = CorruptLogError(reader.path, reader.file_position(end), "no whole batch", "one that was durable")
+    return LogClaim(epoch, nonce, claim, damage)
 
 
 def choose(found: Mapping[Name, LogClaim], *, least: int) -> list[Name]:

@@ -2,7 +2,8 @@
 
 Invariant: the mark of the copy promises only bytes that were checked, written and synced here. When the log is opened,
 whole batches after the mark are kept, and the bytes after them are cut, even if a later batch says that they were
-durable: that is true of the source. Promised records are removed only after they are set aside and the mark is lowered.
+durable: that is true of the source. They may not have been synced, and may not have been acknowledged. Promised records
+are removed only after they are set aside and the mark is lowered.
 
     append        bytes of whole checked batches: handed to the system
     pull          the same bytes straight from the file of a writer in this process, which has just written them
@@ -12,7 +13,8 @@ durable: that is true of the source. Promised records are removed only after the
     set_epoch     the log is that of a writer; set_epoch_floor: no writer with a lower epoch may write here
     cut           records that the source does not have: set aside, then no longer promised, then removed
 
-Threads: one, and a helper that syncs for it. Processes: the object holds the lock of the log's directory until `close`.
+Threads: one, and a helper that syncs for it; the functions have no state. Processes: the object holds the lock of the
+log's directory until `close`.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
+from typing import NamedTuple
 
-from ..append.encode_thread import Helper
+from ..append.work_ahead import WorkAhead
 from ..errors import CorruptLogError
 from ..format.batch import stored_header
 from ..format.chain import End
@@ -30,16 +33,26 @@ from ..format.header import Header
 from ..format.watermark import MOST_BYTES, Mark, WatermarkWriter, broken_slots, encode_new
 from ..format.watermark import NAME as WATERMARK
 from ..log.pending_marks import is_held, settled
-from ..log.quarantine import copy_aside
-from ..log.recovery import Sections, Tail, detach, rewrite
+from ..log.recovery import (
+    Sections,
+    Tail,
+    copy_aside,
+    detach,
+    load_headers,
+    read_mark,
+    remove_others,
+    rewrite,
+    segment_reader,
+    segment_sizes,
+    tail_at,
+    valid_prefix,
+)
 from ..segment import (
     HEADER_BYTES,
     Identity,
     SegmentHeader,
     SegmentReader,
     create_segment,
-    parse_beside_name,
-    parse_segment_name,
     producers_name,
     segment_name,
 )
@@ -47,9 +60,6 @@ from ..system import lock
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from .unmarked_tail import find_tail, read_mark, segment_reader, segment_sizes
-
-__all__ = ["FollowerLog", "make_copied"]
 
 _BLOCK_BYTES = 1 << 20
 
@@ -74,10 +84,10 @@ class FollowerLog(NotCopyable):
         self._permissions = permissions
         self._fd = -1  # of the last segment; -1: it is opened by its next use
         self._watermark: WatermarkWriter | None = None  # opened by its next use, too
-        self._syncer: Helper[tuple[int, End], End] | None = None  # at work on one sync, or none
+        self._syncer: WorkAhead[tuple[int, End], End] | None = None  # at work on one sync, or none
         self._failure: OSError | None = None  # of a sync: after it the page cache cannot be trusted
         self._shows, self._keeps_held = shows, keeps_held
-        self.held = held or lock.acquire(files, os.path.join(path, lock.NAME), permissions)
+        self.held = held or lock.acquire(files, path, permissions)
         self.place = self.held.directory
         try:
             self._open(promised)
@@ -108,7 +118,8 @@ class FollowerLog(NotCopyable):
             self._rewrite(*part)
         tail = self._shown(found.tail)
         self.end = self.synced = tail.chain_end
-        self._remove_rest()
+        if remove_others(place, self.bases):  # no mark has promised them, or retention had begun to remove them
+            place.sync()
         self.mark = mark  # the last publication
         self._fd = self._cut_file(segment_name(self.bases[-1]), self._position(tail.end))
         broken = broken_slots(place.read_whole(WATERMARK, MOST_BYTES), self.identity.salt)  # a write was torn
@@ -143,31 +154,15 @@ class FollowerLog(NotCopyable):
 
     def _rewrite(self, base: int, start: int, end: int) -> None:
         """Make bytes of a segment durable; an earlier sync of them may have failed."""
-        fd = self.place.open_write(segment_name(base))
-        try:
+        with self._files.closing(self.place.open_write(segment_name(base))) as fd:
             rewrite(self._files, fd, HEADER_BYTES + start - base, HEADER_BYTES + end - base)
-        finally:
-            self._files.close(fd)
 
     def _write_mark_file(self, mark: Mark) -> None:
         self.place.replace(WATERMARK, encode_new(mark, self.identity.salt), self._permissions)
 
-    def _remove_rest(self) -> None:
-        """Remove segments that no mark has promised, or that retention had begun to remove."""
-        removed = False
-        for name in self.place.names():
-            base, more = parse_segment_name(name), parse_beside_name(name)
-            unwanted = base not in (None, *self.bases) or more not in (None, *self.bases) or name.endswith(".tmp")
-            if unwanted and not self.place.is_directory(name):
-                self.place.unlink(name)
-                removed = True
-        if removed:
-            self.place.sync()
-
     def _marks(self) -> WatermarkWriter:
         if self._watermark is None:
-            path = self.place.path_of(WATERMARK)
-            self._watermark = WatermarkWriter(self._files, path, self.identity.salt, self.mark, within=self.place)
+            self._watermark = WatermarkWriter(self.place, self.identity.salt, self.mark)
         return self._watermark
 
     def _segment(self) -> int:
@@ -258,7 +253,7 @@ class FollowerLog(NotCopyable):
     def sync_soon(self) -> None:
         """Begin to make the appended bytes durable, in a thread; `synced` is then the end of the sync before."""
         self._await_sync()
-        self._syncer = Helper(self._sync_to)
+        self._syncer = WorkAhead(self._sync_to)
         self._syncer.give((self._segment(), self.end))
 
     def _sync_to(self, given: tuple[int, End]) -> Iterator[End]:
@@ -420,11 +415,6 @@ class FollowerLog(NotCopyable):
 
     # --- end ---------------------------------------------------------------------------------------------
 
-    def detach_lock(self) -> lock.Lock:
-        """Close the files. The caller holds the lock from now on."""
-        self.release_files()
-        return self.held
-
     def close(self) -> None:
         """Release the log. Bytes that were appended and not published may be cut by the next opening."""
         try:
@@ -438,7 +428,7 @@ def _applied(header: SegmentHeader) -> dict[str, int]:
     return {name: getattr(header, name) for name in ("applied_txn", "applied_id", "txn_store")}
 
 
-def make_copied(
+def make_follower_log(
     files: Files, path: str, header: SegmentHeader, more_producers: bytes | None, identity: Identity, permissions: int
 ) -> None:
     """Make an empty copy that begins with this segment, in a new directory. Synced, also its name."""
@@ -455,3 +445,59 @@ def make_copied(
         files.close(create_segment(place, header, permissions))
     files.rename(aside, path)
     files.sync_directory(parent)
+
+
+# --- the mark of a log, and the whole batches after it ---------------------------------------------------
+
+
+class UnmarkedTail(NamedTuple):
+    """The end of the whole batches after the mark of a log."""
+
+    tail: Tail
+    bases: list[int]  # of the log's segments, up to that tail
+    unsynced: list[tuple[int, int, int]]  # parts that may not be on the disk: segment, start and end offset
+
+
+def set_epoch_floor(place: Directory, identity: Identity, mark: Mark, epoch: int) -> Mark:
+    """Refuse writers with a lower epoch in this directory, whose newest mark is given, from now on. Synced."""
+    writer = WatermarkWriter(place, identity.salt, mark)
+    try:
+        writer.publish(mark._replace(sequence=mark.sequence + 1, promised_epoch=epoch))
+        writer.sync()
+        return writer.mark
+    finally:
+        writer.close()
+
+
+def find_tail(place: Directory, identity: Identity, mark: Mark) -> UnmarkedTail:
+    """Find the whole batches after the mark of the log in an open directory. Nothing is changed.
+
+    `CorruptLogError` if there is less than the mark promises.
+    """
+    sizes = segment_sizes(place)
+    bases = sorted(base for base in sizes if base >= mark.log_start_offset)
+    if not bases or bases[0] != mark.log_start_offset:
+        found = f"a first segment at {bases[0]}" if bases else "no segment"
+        raise CorruptLogError(place.path, 0, found, f"one at {mark.log_start_offset}")
+    there = [base for base in bases if base <= mark.flushed_end]
+    load_headers(place, {base: sizes[base] for base in there}, identity)
+    start, following = mark.flushed_end, iter([base for base in bases if base > mark.flushed_end])
+    unsynced: list[tuple[int, int, int]] = []
+    with segment_reader(place, identity, there[-1]) as reader:
+        if (file_end := reader.end_of_file()) < start:
+            position = reader.file_position(file_end)
+            raise CorruptLogError(reader.path, position, "the end of the file", f"data up to offset {start}")
+        sections = Sections.of(mark, mark.held_tail)
+        tail = tail_at(reader, start, mark.flushed_tail)._replace(sections=sections)
+        tail, fault = valid_prefix(reader, tail, file_end)
+    if start < tail.end:
+        unsynced.append((there[-1], start, tail.end))
+    while fault is None and next(following, None) == tail.end and not tail.sections.held_txn:
+        with segment_reader(place, identity, tail.end) as reader:
+            if tail_at(reader, tail.end, tail.end).chain_end != tail.chain_end:
+                break
+            there.append(tail.end)
+            tail, fault = valid_prefix(reader, tail, reader.end_of_file())
+        if there[-1] < tail.end:
+            unsynced.append((there[-1], there[-1], tail.end))
+    return UnmarkedTail(tail, there, unsynced)

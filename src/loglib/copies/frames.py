@@ -36,7 +36,7 @@ from ..format.header import crc32c
 from ..segment import HEADER_BYTES
 from ..system.not_copyable import NotCopyable
 from ..system.stream import Stream
-from .log_source import BLOCK_BYTES, MOST_BESIDE_BYTES
+from .local_source import BLOCK_BYTES, MOST_BESIDE_BYTES
 
 __all__ = [
     "ACK", "ANSWER", "BATCHES", "BEAT", "ERROR", "GAP", "NONCE", "PROOF", "PROTOCOL", "REQUEST", "SEGMENT",

@@ -25,11 +25,9 @@ from ..segment import Identity
 from ..system.files import Files
 from ..system.lock import Lock
 from ..system.not_copyable import NotCopyable
-from .follower_log import FollowerLog, make_copied
-from .log_source import own_mark
+from .follower_log import FollowerLog, make_follower_log
+from .local_source import own_mark
 from .sources import LogSource, SegmentStart
-
-__all__ = ["SYNC_BYTES", "LogCopier"]
 
 logger = logging.getLogger("loglib")
 
@@ -53,7 +51,7 @@ class LogCopier(NotCopyable):
         try:
             if not files.exists(to):
                 begun = source.first()
-                make_copied(files, to, begun.header, begun.more_producers, identity, permissions)
+                make_follower_log(files, to, begun.header, begun.more_producers, identity, permissions)
             self.copied = FollowerLog(
                 files, to, identity, permissions, promised=promised, held=held, shows=shows, keeps_held=True
             )  # fmt: skip
@@ -69,7 +67,7 @@ class LogCopier(NotCopyable):
     def detach_lock(self) -> None:
         """Close all files. The caller holds the lock from now on."""
         self.source.close()
-        self.copied.detach_lock()
+        self.copied.release_files()
 
     def release_files(self) -> None:
         """Close files until their next use."""
@@ -152,9 +150,10 @@ class LogCopier(NotCopyable):
         if end == target.flushed_end and end != self.copied.bases[-1] and self.source.begins(end):
             begun = self.source.begun(end)
             if crc in (None, begun.header.previous_crc):  # if not, the next pass finds another history
-                self._begin(begun)
+                self.begin(begun)
 
-    def _begin(self, begun: SegmentStart) -> None:
+    def begin(self, begun: SegmentStart) -> None:
+        """Begin the segment that follows the end of the copy, with the source's clock. Synced, also all before it."""
         self._keep(CLOCK, begun.clock)
         self.copied.begin(begun.header, begun.more_producers)
 
@@ -169,7 +168,7 @@ class LogCopier(NotCopyable):
         copied = self.copied
         piece = self.source.piece(copied.end, copied.bases[-1], target.flushed_end)
         if isinstance(piece, SegmentStart):
-            self._begin(piece)
+            self.begin(piece)
             return 0
         if piece.end.crc is None:
             self.carry(gaps.NAME)
@@ -236,7 +235,7 @@ class LogCopier(NotCopyable):
         start = target.log_start_offset
         if start > self.copied.mark.log_start_offset and target.sequence:
             if start == self.copied.end.end != self.copied.bases[-1]:  # all of them
-                self._begin(self.source.begun(start))
+                self.begin(self.source.begun(start))
             if start not in self.copied.bases:
                 found = f"a log that begins at offset {start}"
                 raise CorruptLogError(self.source.place, 0, found, "one that begins where a segment does")

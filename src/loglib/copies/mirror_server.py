@@ -9,7 +9,6 @@ Threads: `lag` and `close` from any thread; the rest from one.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,17 +21,15 @@ from ..log import store_pointer
 from ..log.ages import NAME as CLOCK
 from ..log.gaps import NAME as GAPS
 from ..segment import Identity
+from ..system.clock import monotonic
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
 from .frames import ACK, ANSWER, BATCHES, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
-from .log_source import SourceLog
+from .local_source import LocalTopicSource, SourceLog
 from .mirrors import MirrorLag
 from .remote_source import BESIDE, LOG_OF_COMMITS, TIMEOUT_S
 from .sources import SegmentStart
-from .topic_source import LocalTopicSource
 from .wire_json import as_end, as_mark, tell_bytes, tell_error, tell_mark
-
-__all__ = ["MirrorServer", "serve_mirror"]
 
 _MANY = 64  # partitions: with more, files are closed after each look
 _NAP_S = 0.02  # where the system does not report changes
@@ -76,13 +73,17 @@ class MirrorServer(NotCopyable):
         self._told: dict[int, tuple[Mark, int, bool]] = {}  # the facts of each partition that the copy knows
         self._durable: dict[int, int] = {}  # the durable end of each partition in the copy
         self._lagging: set[int] = set()  # partitions that are not durable up to the known mark
-        self._caught_up_at = time.monotonic()
+        self._caught_up_at = monotonic()
         self._credit_bytes = 0
         self._acknowledged = 0  # of the log that is being read
         self._answers: dict[str, Callable[[Any], object]] = {
-            "begun": self._begun, "beside": self._beside, "description": self._description, "first": self._first,
-            "groups": self._groups, "has_group": self._has_group, "home": self._home, "marks": self._marks,
-            "news": self._wait_for_changes, "read": self._read, "same": self._same,
+            "description": self._description, "groups": self._groups, "has_group": self._has_group,
+            "home": self._home, "marks": lambda request: {"marks": self._news_of(request["numbers"])},
+            "news": self._wait_for_changes,
+        }  # fmt: skip
+        self._answers_of_log: dict[str, Callable[[SourceLog, Any], object]] = {
+            "begun": lambda log, request: _segment(log, log.begun(int(request["base"]))), "beside": _beside,
+            "first": lambda log, _: _segment(log, log.first()), "read": self._read, "same": _same,
         }  # fmt: skip
 
     def __enter__(self) -> MirrorServer:
@@ -111,7 +112,7 @@ class MirrorServer(NotCopyable):
         for number, log in enumerate(list(self._logs)):
             mark = log.log.published()
             size += max(0, mark.flushed_end - self._durable.get(number, mark.log_start_offset))
-        return MirrorLag(size, time.monotonic() - self._caught_up_at if size else 0.0)
+        return MirrorLag(size, monotonic() - self._caught_up_at if size else 0.0)
 
     # --- requests ------------------------------------------------------------------------------------------
 
@@ -158,7 +159,11 @@ class MirrorServer(NotCopyable):
             return self._hello(request)
         if not self._credit_bytes:
             raise ValueError(f"{what!r:.100} before hello")
-        return self._answers[what](request)
+        if what in self._answers:
+            return self._answers[what](request)
+        answer = self._answers_of_log[what]
+        with self._log(request["log"]) as log:
+            return answer(log, request)
 
     def _hello(self, request: Any) -> object:
         if request["protocol"] > PROTOCOL:
@@ -182,7 +187,7 @@ class MirrorServer(NotCopyable):
         else:
             self._lagging.discard(number)
         if not self._lagging:
-            self._caught_up_at = time.monotonic()
+            self._caught_up_at = monotonic()
 
     # --- the topic -----------------------------------------------------------------------------------------
 
@@ -199,7 +204,8 @@ class MirrorServer(NotCopyable):
     def _groups(self, _request: Any) -> object:
         found = {}
         for group, noted in self._topic.groups().items():
-            marks = {name: tell_mark(mark, self._salt_of(group, name)) for name, mark in noted.marks.items()}
+            salts = {name: offsets_identity(self._topic.log_id, group, name).salt for name in noted.marks}
+            marks = {name: tell_mark(mark, salts[name]) for name, mark in noted.marks.items()}
             found[group] = {"marks": marks, "pointer": tell_bytes(noted.pointer)}
         return {"groups": found}
 
@@ -207,16 +213,13 @@ class MirrorServer(NotCopyable):
         check_names(request["name"])
         return {"has": self._topic.has_group(request["name"])}
 
-    def _marks(self, request: Any) -> object:
-        return {"marks": self._news_of(request["numbers"])}
-
     def _wait_for_changes(self, request: Any) -> object:
         """Wait for marks that the copy does not know, and return them."""
-        until = time.monotonic() + min(float(request["seconds"]), self._link.timeout_s)
+        until = monotonic() + min(float(request["seconds"]), self._link.timeout_s)
         while True:
             numbers = range(len(self._logs)) if self._topic.watch() else self._topic.changed()
             news = self._news_of([each for each in numbers if each < request["partitions"]])
-            left = until - time.monotonic()
+            left = until - monotonic()
             if news or left <= 0:
                 return {"marks": news}
             if self._link.waits(left if self._topic.reports else min(left, _NAP_S), self._topic.descriptors()):
@@ -235,7 +238,7 @@ class MirrorServer(NotCopyable):
             if len(self._logs) > _MANY:
                 log.release_files()
         if not self._lagging:
-            self._caught_up_at = time.monotonic()
+            self._caught_up_at = monotonic()
         return news
 
     # --- a log ---------------------------------------------------------------------------------------------
@@ -261,44 +264,21 @@ class MirrorServer(NotCopyable):
         finally:
             log.close()
 
-    def _salt_of(self, group: str, name: str) -> int:
-        return offsets_identity(self._topic.log_id, group, name).salt
-
-    def _first(self, request: Any) -> object:
-        with self._log(request["log"]) as log:
-            return _segment(log, log.first())
-
-    def _begun(self, request: Any) -> object:
-        with self._log(request["log"]) as log:
-            return _segment(log, log.begun(int(request["base"])))
-
-    def _beside(self, request: Any) -> object:
-        if request["name"] not in (CLOCK, GAPS):
-            raise ValueError(f"a file {request['name']!r:.100}")
-        with self._log(request["log"]) as log:
-            return {"content": tell_bytes(log.beside(request["name"]))}
-
-    def _same(self, request: Any) -> object:
-        with self._log(request["log"]) as log:
-            mark = as_mark(request["mark"], log.log.identity.salt)
-            return {"count": log.same([as_end(each) for each in request["ends"]], mark)}
-
-    def _read(self, request: Any) -> object:
+    def _read(self, log: SourceLog, request: Any) -> object:
         """Send the log after an end, piece by piece. Then comes an empty answer."""
         at, base = as_end(request["at"]), int(request["base"])
-        with self._log(request["log"]) as log:
-            limit = min(int(request["limit"]), log.published_end)
-            self._acknowledged = at.end
-            while at.end < limit and self._may_send(log.log.identity, at.end):
-                piece = log.piece(at, base, limit)
-                if isinstance(piece, SegmentStart):
-                    self._link.send(_segment(log, piece))
-                    at, base = piece.header.chain_end, at.end
-                else:
-                    _, partition, salt = log.log.identity
-                    kind = GAP if piece.end.crc is None else BATCHES
-                    self._link.send(Frame(kind, partition, salt, at.end, piece.content))
-                    at = piece.end
+        limit = min(int(request["limit"]), log.published_end)
+        self._acknowledged = at.end
+        while at.end < limit and self._may_send(log.log.identity, at.end):
+            piece = log.piece(at, base, limit)
+            if isinstance(piece, SegmentStart):
+                self._link.send(_segment(log, piece))
+                at, base = piece.header.chain_end, at.end
+            else:
+                _, partition, salt = log.log.identity
+                kind = GAP if piece.end.crc is None else BATCHES
+                self._link.send(Frame(kind, partition, salt, at.end, piece.content))
+                at = piece.end
         return {}
 
     def _may_send(self, identity: Identity, end: int) -> bool:
@@ -331,3 +311,14 @@ def _segment(log: SourceLog, begun: SegmentStart) -> Frame:
     sizes = BESIDE.pack(*(-1 if each is None else len(each) for each in files))
     content = b"".join((header.encode(), sizes, *(each or b"" for each in files)))
     return Frame(SEGMENT, partition, salt, header.base_offset, content)
+
+
+def _beside(log: SourceLog, request: Any) -> object:
+    if request["name"] not in (CLOCK, GAPS):
+        raise ValueError(f"a file {request['name']!r:.100}")
+    return {"content": tell_bytes(log.beside(request["name"]))}
+
+
+def _same(log: SourceLog, request: Any) -> object:
+    mark = as_mark(request["mark"], log.log.identity.salt)
+    return {"count": log.same([as_end(each) for each in request["ends"]], mark)}

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -28,20 +27,18 @@ from ..log import copy_role, gaps, store_pointer, topic_file
 from ..log.ages import NAME as CLOCK
 from ..log.pending_marks import forget_marks, read_marks, write_marks
 from ..segment import Identity
-from ..system.clock import SYSTEM
+from ..system.clock import SYSTEM, monotonic
 from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
 from ..system.reentry import enter
 from .chain import check_no_circle, is_same
-from .commit_copier import CopiedCommits
+from .commit_copier import CommitCopier
+from .local_source import LocalTopicSource
 from .log_copier import LogCopier
 from .rate_limit import RateLimit
 from .remote_source import TIMEOUT_S, RemoteTopic
 from .sources import TopicSource
-from .topic_source import LocalTopicSource
-
-__all__ = ["Mirror", "MirrorLag", "MirrorReport", "mirror", "receive_mirror"]
 
 Result = TypeVar("Result")
 
@@ -120,7 +117,7 @@ class Mirror(NotCopyable):
     damage at the source stops the mirror with `CorruptLogError`, and does not get into the copy. Segments that the
     source drops by its retention are dropped in the copy, too.
 
-    `on_divergence` says what to do if the source has dropped records that the copy does not have yet: "error" raises
+    `on_divergence` says what to do if the source has dropped records that the copy does not have yet: "raise" raises
     `OffsetOutOfRangeError`, and "restart" lets the copy begin again where the source begins. `bytes_per_second` limits
     how fast it copies.
 
@@ -149,7 +146,9 @@ class Mirror(NotCopyable):
         self._origin = origin
         self._copiers: list[LogCopier] = []
         self._copied_bytes = 0
-        self._caught_up_at = time.monotonic()
+        self._progress: Callable[[int, int], object] | None = None  # of the present call of `copy`
+        self._advanced = (0, 0)  # the bytes that this call has copied, and has to copy
+        self._caught_up_at = monotonic()
         self._closing = threading.Event()
         self._in_pass = threading.RLock()
         self._described = b""
@@ -165,7 +164,7 @@ class Mirror(NotCopyable):
             while not files.exists(self.path):
                 self._make()
             check_no_circle(files, self.path, self.source)
-            self._commits = CopiedCommits(files, origin, self.path, self._log_id, self._config.permissions)
+            self._commits = CommitCopier(files, origin, self.path, self._log_id, self._config.permissions)
             before, role = self._check_copy(demote=demote)
             promised = read_marks(files, self.path, self._log_id)
             for number in range(self._config.partitions):
@@ -176,7 +175,7 @@ class Mirror(NotCopyable):
                 self._beside_retention(self._give_up)
                 self._commits.adopt()
             if role is not None:
-                self._take_role(role)
+                role.take(files, self.path, self._config.permissions)
             opened.pop_all()
 
     @classmethod
@@ -251,11 +250,6 @@ class Mirror(NotCopyable):
     def _as_mirror(self) -> copy_role.Role:
         return copy_role.Role(copy_role.MIRROR, self._log_id, self._files.random_bytes(8).hex(), self.source, SYSTEM())
 
-    def _take_role(self, new: copy_role.Role) -> None:
-        with Directory.open(self._files, self.path) as directory:
-            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
-            new.write(directory, self._config.permissions)
-
     def _open(self, number: int, promised: Mark | None = None) -> LogCopier:
         copier = LogCopier(
             self._files,
@@ -299,8 +293,11 @@ class Mirror(NotCopyable):
 
     # --- a pass ------------------------------------------------------------------------------------------
 
-    def copy(self) -> int:
+    def copy(self, *, progress: Callable[[int, int], object] | None = None) -> int:
         """Bring the copy up to the present end of the source; returns the bytes of log that were copied.
+
+        `progress` is called after each piece with two numbers of bytes: those that this call has copied, and those that
+        it has to copy.
 
         Raises the errors of `Mirror`, and `LogMovedError` if the source or the copy was moved or removed.
         """
@@ -309,7 +306,11 @@ class Mirror(NotCopyable):
             self._carry_description()
             self._carry_store_pointer()
             commits = self._origin.groups()
-            copied = self._copy(self._copiers)
+            self._progress, self._advanced = progress, (0, 0)
+            try:
+                copied = self._copy(self._copiers)
+            finally:
+                self._progress = None
             self._commits.copy(commits)
             return copied
 
@@ -339,6 +340,9 @@ class Mirror(NotCopyable):
             marks = self._origin.marks(range(len(self._copiers)))
         wanted = {copier: marks[copier.copied.identity.partition] for copier in copiers}
         wanted = {copier: mark for copier, mark in wanted.items() if not copier.is_ahead_of(mark)}
+        if self._progress is not None:
+            lag = sum(max(0, mark.flushed_end - each.copied.mark.flushed_end) for each, mark in wanted.items())
+            self._advanced = (self._advanced[0], self._advanced[0] + lag)
         copied = sum([copier.advance(mark, self._pace, restart=self._restart) for copier, mark in wanted.items()])
         self._copied_bytes += copied
         together = self._write_pending_marks(wanted)
@@ -348,7 +352,7 @@ class Mirror(NotCopyable):
             forget_marks(self._files, self.path)
         for copier, mark in wanted.items():
             copier.retire(mark)
-        self._caught_up_at = time.monotonic()
+        self._caught_up_at = monotonic()
         if len(self._copiers) > _MANY:
             for copier in copiers:
                 copier.release_files()
@@ -358,6 +362,10 @@ class Mirror(NotCopyable):
         """Wait as long as the limit says for this number of bytes."""
         self._limit.wait(size, self._origin.beat)
         self._check_open()
+        if self._progress is not None:
+            done, total = self._advanced
+            self._advanced = (done + size, max(total, done + size))
+            self._progress(*self._advanced)
 
     def _check_open(self) -> None:
         if self._closing.is_set():
@@ -387,13 +395,13 @@ class Mirror(NotCopyable):
         try:
             full_at = 0.0
             while not self._closing.is_set():
-                if time.monotonic() >= full_at:
+                if monotonic() >= full_at:
                     self.copy()
                     pause_s = _LOOK_S * max(1, len(self._copiers) // _MANY)  # idle: 50 us a partition
-                    full_at = time.monotonic() + pause_s
+                    full_at = monotonic() + pause_s
                 if self._origin.watch():
                     full_at = 0.0  # look again: some logs are watched only from now on
-                elif numbers := self._origin.wait_for_changes(full_at - time.monotonic()):
+                elif numbers := self._origin.wait_for_changes(full_at - monotonic()):
                     with enter(self._in_pass, self.path):
                         self._check_open()
                         self._copy([self._copiers[number] for number in numbers])
@@ -404,7 +412,7 @@ class Mirror(NotCopyable):
 
     def lag(self) -> MirrorLag:
         """The present lag of the copy."""
-        bytes_behind, now = sum(copier.lag_bytes for copier in self._copiers), time.monotonic()
+        bytes_behind, now = sum(copier.lag_bytes for copier in self._copiers), monotonic()
         known_at = self._caught_up_at if bytes_behind else self._origin.heard_at()
         return MirrorLag(bytes_behind, max(0.0, now - known_at))
 

@@ -8,7 +8,7 @@ Threads: pure functions, except that a place of uploaded segments is looked at.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.arguments import donor_paths, topic_path
@@ -21,10 +21,7 @@ from ..system.files import Files
 
 if TYPE_CHECKING:  # loaded when a topic has copies, or segments elsewhere
     from ..offload.tier_files import Tier
-    from .member_list import Acks
-    from .roster import ReplicaRequest
-
-__all__ = ["Parts", "parts_of"]
+    from .roster import Acks, ReplicaRequest
 
 
 class Parts(NamedTuple):
@@ -85,7 +82,20 @@ def parts_of(
         raise ValueError("donors are for mode='r'; loglib.copies.healing makes a damaged topic whole")
     if others and place is not None:
         raise ValueError(f"donors are for a topic's directory; {place.path} is a place of uploaded segments")
-    request = _request(files, absolute, mode, shared, replicas, acks, replica_timeout, forget_replicas)
+    request = None
+    if replicas is not None:
+        from .chain import check_apart
+        from .roster import ReplicaRequest
+
+        timeout_s = seconds("replica_timeout", replica_timeout)
+        request = ReplicaRequest.of(absolute, replicas, acks, timeout_s, forget_replicas)
+        if shared:
+            raise ValueError("a topic with replicas has one writer: shared=True is for topics without")
+        if mode == "r":
+            raise ValueError("mode='r' reads any directory of a topic; leave replicas=[...] out")
+        check_apart(files, [absolute, *request.paths])
+    elif acks is not None or forget_replicas:
+        raise ValueError("acks and forget_replicas are about the directories in replicas=[...], which is missing")
     role = copy_role.read(place_files, absolute) if mode == "a" else None
     is_member = role is not None and role.role == copy_role.REPLICA
     if mode == "a" and not (is_member and request is not None):
@@ -93,27 +103,7 @@ def parts_of(
     return Parts(absolute, place_files, place, None if tier is None else os.fsdecode(tier), others, request, is_member)
 
 
-def _request(
-    files: Files,
-    path: str,
-    mode: str,
-    shared: bool,
-    replicas: Sequence[str | os.PathLike[str]] | None,
-    acks: Acks | None,
-    replica_timeout: Duration,
-    forget_replicas: Sequence[str | os.PathLike[str]],
-) -> ReplicaRequest | None:
-    if replicas is None:
-        if acks is not None or forget_replicas:
-            raise ValueError("acks and forget_replicas are about the directories in replicas=[...], which is missing")
-        return None
-    from .chain import check_apart
-    from .roster import ReplicaRequest
-
-    request = ReplicaRequest.of(path, replicas, acks, seconds("replica_timeout", replica_timeout), forget_replicas)
-    if shared:
-        raise ValueError("a topic with replicas has one writer: shared=True is for topics without")
-    if mode == "r":
-        raise ValueError("mode='r' reads any directory of a topic; leave replicas=[...] out")
-    check_apart(files, [path, *request.paths])
-    return request
+def check_durability(policies: Mapping[str, object]) -> None:
+    """Raise `ValueError` if these policies of a topic with replicas have another durability than "disk"."""
+    if policies.get("durability", "disk") != "disk":
+        raise ValueError("a topic with replicas has durability='disk'")

@@ -17,12 +17,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from ..append.writer import Writer
 from ..config.arguments import topic_path
 from ..config.policies import TopicConfig
-from ..errors import LogError, TooFewCopiesError
+from ..errors import LogError, OffsetOutOfRangeError, TooFewCopiesError
 from ..log import copy_role, store_pointer, topic_file
 from ..log.index import SegmentIndex
 from ..log.pending_marks import forget_marks, read_marks
@@ -41,8 +41,6 @@ from .follower_log import FollowerLog
 from .mirrors import Mirror
 from .roster import ReplicaRequest
 
-__all__ = ["promote"]
-
 logger = logging.getLogger("loglib")
 
 _REPLICA_TIMEOUT_S = 1.0  # as by default in `Topic.open`
@@ -54,9 +52,10 @@ def promote(copy: str | os.PathLike[str], *, force: bool = False) -> None:
     A mirror takes the place of the topic, which may be its source, the source's source, and so on; of a topic with
     replicas, all directories. The topic must have no writer; the records that the mirror lacks are copied, and the
     topic is not written any more: it opens with mode="r", and can become a mirror of the new topic
-    (`mirror(new, old)`). If a directory on the way cannot be reached, or a writer holds the topic, `force`
-    promotes the mirror without these records. Then there may be two topics with one history up to that point, until
-    you stop the old one's writers: records that they append later are not in the new topic.
+    (`mirror(new, old)`). If a directory on the way cannot be reached, if a writer holds the topic, or if retention has
+    dropped records there that follow the mirror's last one, `force` promotes the mirror without these records. Then
+    there may be two topics with one history up to that point, until you stop the old one's writers: records that they
+    append later are not in the new topic.
 
     The topic that a snapshot was copied from stays a topic, too. Both have the same log id, and from here on different
     records at the same offsets. So stop the writers of the old one first, if this one takes its place; consumers that
@@ -64,7 +63,8 @@ def promote(copy: str | os.PathLike[str], *, force: bool = False) -> None:
 
     Raises `FileNotFoundError` if there is no topic, `LockedError` if the mirror is still running, or the topic or the
     copy is being written or changed, `NotLeaderError` for a topic that was superseded and for a replica, `LogError` if
-    a directory on the way to the topic cannot be reached, and `CorruptLogError` for damage.
+    a directory on the way to the topic cannot be reached, `OffsetOutOfRangeError` if the topic has dropped records that
+    the mirror lacks, and `CorruptLogError` for damage.
     """
     promote_on(REAL, topic_path(copy), now=SYSTEM(), force=force)
 
@@ -96,7 +96,7 @@ def _promoted(files: Files, path: str, described: tuple[bytes, TopicConfig], *, 
         if again is None or again.role != found.role:
             return False
         _leave_lost_store(files, path)
-        _take_role(files, path, described[1], again._replace(role=copy_role.LEADER, time=now))
+        again._replace(role=copy_role.LEADER, time=now).take(files, path, described[1].permissions)
     return True
 
 
@@ -124,14 +124,14 @@ def _take_over(
         _settle(files, path, log_id, config)
         return True
     if found.of != former.paths[0]:  # a cut from here on is found by this name
-        _take_role(files, path, config, found._replace(of=former.paths[0], time=now))
-    with Mirror(former.paths[0], path, files=files) as mirror:
+        found._replace(of=former.paths[0], time=now).take(files, path, config.permissions)
+    with Mirror(former.paths[0], path, files=files) as mirror, suppress(*[OffsetOutOfRangeError] if force else []):
         mirror.copy()
     _settle(files, path, log_id, config)
     for each in reversed(former.paths):  # the first one is found first, so it goes last: a cut may be repeated
         old = copy_role.read(files, each)
         drawn = files.random_bytes(8).hex() if old is None else old.id
-        _take_role(files, each, config, copy_role.Role(copy_role.SUPERSEDED, log_id, drawn, path, now))
+        copy_role.Role(copy_role.SUPERSEDED, log_id, drawn, path, now).take(files, each, config.permissions)
     return True
 
 
@@ -213,11 +213,5 @@ def _settle(files: Files, path: str, log_id: bytes, config: TopicConfig) -> None
 def _lock(files: Files, path: str, config: TopicConfig, held: ExitStack) -> None:
     """Hold the writers' locks of all partitions; `LockedError` if a process has one."""
     for number in range(config.partitions):
-        name = os.path.join(topic_file.partition_directory(path, number), lock.NAME)
-        held.callback(lock.acquire(files, name, config.permissions).release)
-
-
-def _take_role(files: Files, path: str, config: TopicConfig, new: copy_role.Role) -> None:
-    with Directory.open(files, path) as directory:
-        directory.lock_for_a_moment("a process that changes the topic", advice="try again")
-        new.write(directory, config.permissions)
+        partition = topic_file.partition_directory(path, number)
+        held.callback(lock.acquire(files, partition, config.permissions).release)

@@ -6,10 +6,9 @@ Threads: one waits; another may end the wait.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
-__all__ = ["RateLimit"]
+from ..system.clock import monotonic
 
 _BEAT_S = 5.0  # the longest silence of one that waits
 
@@ -26,6 +25,6 @@ class RateLimit:
     def wait(self, size_bytes: int, beat: Callable[[], object] = lambda: None) -> None:
         """Wait as long as the limit says for this number of bytes; `beat` is called every few seconds meanwhile."""
         if self._bytes_per_second is not None:
-            until = time.monotonic() + size_bytes / self._bytes_per_second
-            while (left := until - time.monotonic()) > 0 and not self._ended.wait(min(left, _BEAT_S)):
+            until = monotonic() + size_bytes / self._bytes_per_second
+            while (left := until - monotonic()) > 0 and not self._ended.wait(min(left, _BEAT_S)):
                 beat()

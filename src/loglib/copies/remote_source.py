@@ -14,7 +14,6 @@ Threads: `wake` from any thread; the rest from one at a time.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from struct import Struct
@@ -34,13 +33,12 @@ from ..log.bundle_reader import Bundle
 from ..log.gaps import NAME as GAPS
 from ..log.gaps import parse_gaps
 from ..segment import HEADER_BYTES, Identity, SegmentHeader
+from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
 from .frames import ACK, ANSWER, BATCHES, BEAT, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
-from .log_source import SMALL_BATCH_BYTES, whole_batches
+from .local_source import SMALL_BATCH_BYTES, whole_batches
 from .sources import Block, GroupSnapshot, SegmentStart
 from .wire_json import as_bytes, as_error, as_mark, tell_mark
-
-__all__ = ["BESIDE", "CREDIT_BYTES", "LOG_OF_COMMITS", "TIMEOUT_S", "RemoteLog", "RemoteTopic"]
 
 TIMEOUT_S = 60.0  # the longest silence of the other end
 CREDIT_BYTES = 64 << 20  # the source sends this much of a log ahead of acknowledgements
@@ -61,7 +59,7 @@ class RemoteTopic(NotCopyable):
         self._fresh: set[int] = set()  # partitions whose marks came with the last changes, of one moment
         # The READ that the source is answering: a log, where the next piece begins, its segment's base, and the limit.
         self._reading: tuple[RemoteLog, int, int, int] | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at = monotonic()
         self._host = copy_role.ELSEWHERE
         try:
             answer = self.ask("hello", protocol=PROTOCOL, credit=credit_bytes)
@@ -121,7 +119,7 @@ class RemoteTopic(NotCopyable):
     def _next(self) -> Frame:
         frame = self._link.receive()
         assert frame is not None
-        self._heard_at = time.monotonic()
+        self._heard_at = monotonic()
         return frame
 
     @contextmanager
@@ -364,8 +362,8 @@ class RemoteLog(NotCopyable):
             first = parse_header(content, 0, salt=salt, offset=at.end) if len(content) >= BATCH_HEADER_BYTES else None
             if first is not None and first.length <= SMALL_BATCH_BYTES:
                 bundle = Bundle.of(content, at.end, Source("the stream", 0), partition, salt)
-                if bundle is not None and at.crc in (None, bundle.previous_crc):
-                    end = End(bundle.next_offset, bundle.last_batch, bundle.last_crc)
+                if bundle is not None and at.crc in (None, bundle.facts.previous_crc):
+                    end = bundle.chain_end
             end, fault = whole_batches(content, at, end, salt)
             if fault is not None:
                 raise fault

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -30,18 +29,15 @@ from ..errors import LockedError, LogClosedError, LogError, TooFewCopiesError
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark
 from ..log import gaps, topic_file
-from ..log.ages import NAME as CLOCK
-from ..log.recovery import Tail
+from ..log.recovery import Tail, read_mark
 from ..segment import Identity, segment_name
+from ..system.clock import monotonic
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
+from .local_source import SourceLog
 from .log_copier import LogCopier
-from .log_source import SourceLog
-from .member_list import Members, read_members
-from .unmarked_tail import read_mark
-
-__all__ = ["FlushRequest", "PartitionCopies", "Replica", "ReplicaState"]
+from .roster import Members, read_members
 
 logger = logging.getLogger("loglib")
 
@@ -68,18 +64,18 @@ class FlushRequest(NotCopyable):
         self.copies = copies
         self.base_offset = base_offset
         self.tail = tail
-        self.began = time.monotonic()
+        self.began = monotonic()
         self.answers: SimpleQueue[tuple[Replica, bool]] = SimpleQueue()  # True: it is durable there
         self.asked = {each for each in copies.replicas if each.give(self)}
 
     def settle(self) -> None:
         """Wait until the flush is durable in enough directories. `TooFewCopiesError` names the others."""
         copies, have, waiting = self.copies, 1, set(self.asked)
-        now = time.monotonic()
+        now = monotonic()
         copies.own_sync_s, deadline = now - self.began, now + copies.timeout_s
         while have < copies.needed and waiting:
             try:
-                replica, has = self.answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                replica, has = self.answers.get(timeout=max(0.0, deadline - monotonic()))
             except Empty:
                 for each in waiting:
                     each.leave_out(f"no answer within {copies.timeout_s} s")
@@ -137,17 +133,12 @@ class _PartitionFollower(NotCopyable):
         copied = self.copier.copied
         if copied.end.end < tail.end:
             if copied.bases[-1] != base_offset and copied.end.end == base_offset:
-                self._begin(base_offset)
+                self.copier.begin(self.copier.source.begun(base_offset))
             if copied.bases[-1] == base_offset:
                 copied.pull(self._file(base_offset), tail.chain_end)
             else:  # it came back a moment ago, and the writer has rolled since
                 self.advance(tail)
         copied.sync()
-
-    def _begin(self, base_offset: int) -> None:
-        self.copier.carry(CLOCK)
-        begun = self.copier.source.begun(base_offset)
-        self.copier.copied.begin(begun.header, begun.more_producers)
 
     def advance(self, tail: Tail) -> None:
         """Catch up with the writer's tail from any distance, checking the chain. Synced."""
@@ -168,7 +159,7 @@ class _PartitionFollower(NotCopyable):
         copied, mark = self.copier.copied, self.mark
         end, begun = copied.end.end, self._writer.disk.active.base_offset
         if end != copied.bases[-1] and end in (begun, mark and mark.log_start_offset):  # a roll, and nothing after it
-            self._begin(end)
+            self.copier.begin(self.copier.source.begun(end))
         if mark is None or mark is self._shown or mark.flushed_end > copied.synced.end:
             return
         log_start = mark.log_start_offset
@@ -335,9 +326,9 @@ class Replica(NotCopyable):
             if self.fault is None:
                 news.append(self._next())
             else:
-                deadline = time.monotonic() + self._pause
+                deadline = monotonic() + self._pause
                 while not self._ending:
-                    self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                    self._inbox.get(timeout=max(0.0, deadline - monotonic()))
                     self._answer(list(self._unanswered))  # requests from before it was left out
         with suppress(Empty):
             while True:

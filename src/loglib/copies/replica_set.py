@@ -28,19 +28,15 @@ from ..system.lock import Lock
 from ..system.not_copyable import NotCopyable
 from ..system.process import try_each
 from ..system.reentry import enter
-from .commit_copier import CopiedCommits, settle_commits
+from .commit_copier import CommitCopier, settle_commits
+from .local_source import LocalTopicSource
 from .log_copier import LogCopier
-from .member_list import Members, needed
 from .replica import PartitionCopies, Replica, ReplicaState
-from .roster import MemberDirectory
-from .topic_source import LocalTopicSource
-
-__all__ = ["ReplicaSet"]
+from .roster import MemberDirectory, Members, needed
 
 logger = logging.getLogger("loglib")
 
 _CARRY_S = 1.0  # how often to look for changes of groups and policies
-_MOST_BYTES = 1 << 20
 
 
 class ReplicaSet(NotCopyable):
@@ -75,7 +71,7 @@ class ReplicaSet(NotCopyable):
         ]
         self._here = LocalTopicSource(files, self._own.path)  # whose groups are copied
         self._closing = threading.Event()
-        self._carried: dict[Replica, tuple[CopiedCommits, bytes]] = {}
+        self._carried: dict[Replica, tuple[CommitCopier, bytes]] = {}
         self._carrying = threading.RLock()
         self._carrier = threading.Thread(target=self._carry_often, name="loglib-carrier", daemon=True)
 
@@ -206,11 +202,11 @@ class ReplicaSet(NotCopyable):
         files, permissions = self._files, self._config.permissions
         commits, described = self._carried.get(replica, (None, b""))
         if commits is None:
-            commits = CopiedCommits(files, self._here, replica.path, self._members.log_id, permissions)
+            commits = CommitCopier(files, self._here, replica.path, self._members.log_id, permissions)
             commits.adopt()
             commits.own_nothing()
         commits.copy(self._here.groups())
-        content = files.read_whole(os.path.join(self._own.path, topic_file.NAME), _MOST_BYTES)
+        content = files.read_whole(os.path.join(self._own.path, topic_file.NAME), topic_file.MOST_BYTES)
         if content != described:
             with Directory.open(files, replica.path) as directory:
                 directory.replace(topic_file.NAME, content, permissions)

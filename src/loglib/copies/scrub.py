@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 from ..config.arguments import donor_paths, topic_path
 from ..errors import CorruptLogError, LogClosedError, LogError
-from ..log.care import read_description, verify_partition
+from ..log import topic_file
+from ..log.care import verify_partition
+from ..log.recovery import list_segments
 from ..log.verify import VerifyReport, verify_description
-from ..segment import Identity
+from ..segment import HEADER_BYTES, Identity
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
 from .healing import HealReport, heal_topic
 from .rate_limit import RateLimit
-
-__all__ = ["Scrub", "ScrubReport"]
 
 logger = logging.getLogger("loglib")
 
@@ -40,9 +40,8 @@ class ScrubReport(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing is damaged now, and nothing is declared as lost."""
-        left = self.found if self.healing is None else self.healing.verified
-        return not (left.damage or left.gaps)
+        """True if nothing is damaged now, and nothing is declared as lost except what was accepted."""
+        return (self.found if self.healing is None else self.healing.verified).is_whole
 
 
 class Scrub(NotCopyable):
@@ -82,8 +81,11 @@ class Scrub(NotCopyable):
 
     # --- a pass ------------------------------------------------------------------------------------------
 
-    def run(self) -> ScrubReport:
+    def run(self, *, progress: Callable[[int, int], object] | None = None) -> ScrubReport:
         """Make one pass in this thread.
+
+        `progress` is called after each block with two numbers of bytes: those that are checked, and all of them; and in
+        the same way while the topic is healed.
 
         Raises `LogClosedError` if `close` is called meanwhile, `FileNotFoundError` if there is no topic,
         `CorruptLogError` if `topic.json` is damaged and no donor has it, and `StorageIOError` if the disk fails.
@@ -91,42 +93,59 @@ class Scrub(NotCopyable):
         self._check_open()
         damaged: list[int] | None = None  # all partitions
         try:
-            found, damaged = self._verify()
+            found, damaged = self._verify(progress)
         except CorruptLogError as error:
             if not self._donors:
                 raise
             found = VerifyReport.of_error(error, None)
         healing = None
-        if self._donors and (found.damage or found.gaps):
-            healing = heal_topic(self._files, self.path, self._donors, only=damaged, progress=self._paced())
+        if self._donors and not found.is_whole:
+            healing = heal_topic(self._files, self.path, self._donors, only=damaged, progress=self._paced(progress))
         report = ScrubReport(self.path, found, healing)
         _log(report)
         if self._on_report is not None:
             self._on_report(report)
         return report
 
-    def _verify(self) -> tuple[VerifyReport, list[int]]:
+    def _verify(self, progress: Callable[[int, int], object] | None) -> tuple[VerifyReport, list[int]]:
         """Verify the topic, and list the partitions with damage or gaps. `CorruptLogError` for `topic.json`."""
         if not self._files.exists(self.path):
             raise FileNotFoundError(errno.ENOENT, "no topic here", self.path)
-        log_id, config = read_description(self._files, self.path)
+        log_id, config = topic_file.read_existing(self._files, self.path)
         reports, damaged = [verify_description(self._files, self.path, log_id)], []
+        sizes = [0 if progress is None else self._size_of(number) for number in range(config.partitions)]
         for number in range(config.partitions):
-            report = verify_partition(self._files, self.path, Identity.of(log_id, number), self._paced())
+            paced = self._paced(progress, before=sum(sizes[:number]), total=sum(sizes))
+            report = verify_partition(self._files, self.path, Identity.of(log_id, number), paced)
             reports.append(report)
-            if report.damage or report.gaps:
+            if not report.is_whole:
                 damaged.append(number)
         return VerifyReport.of_all(reports), damaged
 
-    def _paced(self) -> Callable[..., None]:
-        """Return a function that waits as the limit says, given the bytes read so far. It raises after `close`."""
+    def _size_of(self, number: int) -> int:
+        """About the bytes of a partition's batches; 0 if damage hides them."""
+        try:
+            sizes = list_segments(self._files, topic_file.partition_directory(self.path, number))
+        except LogError:
+            return 0
+        return sum(size - HEADER_BYTES for size in sizes.values())
+
+    def _paced(
+        self, progress: Callable[[int, int], object] | None, *, before: int = 0, total: int | None = None
+    ) -> Callable[..., None]:
+        """Return a function that waits as the limit says, given the bytes read so far. It raises after `close`.
+
+        It reports to `progress` the bytes read, with those `before`, and the `total`; without one, that of its caller.
+        """
         last = 0
 
-        def advance(done: int, _total: int = 0) -> None:
+        def advance(done: int, whole: int = 0) -> None:
             nonlocal last
             self._limit.wait(max(0, done - last))
             last = done
             self._check_open()
+            if progress is not None:
+                progress(before + done, max(before + done, whole if total is None else total))
 
         return advance
 
@@ -172,7 +191,7 @@ def _log(report: ScrubReport) -> None:
         logger.info("%s: scrubbed %d batches, %d bytes: no damage", report.path, found.batches, found.bytes)
         return
     for damage in (*found.damage, *found.gaps):
-        logger.warning("%s", damage)
+        logger.log(logging.INFO if damage in found.accepted else logging.WARNING, "%s", damage)
     if healing is not None:
         for each in (*healing.healed, *healing.unhealed):
             logger.warning("%s", each)

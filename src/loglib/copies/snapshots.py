@@ -21,6 +21,7 @@ import errno
 import os
 import time
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..config.arguments import topic_path
@@ -31,18 +32,15 @@ from ..format.watermark import Mark, encode_new
 from ..groups.directory import GROUPS, MIRRORED
 from ..groups.lock_file import readable_by_all
 from ..groups.offsets import offsets_identity
-from ..log import copy_role, gaps, start_header, store_pointer, topic_file
+from ..log import copy_role, gaps, store_pointer, topic_file
 from ..log.log import Log
 from ..log.recovery import list_segments
-from ..segment import HEADER_BYTES, Identity, producers_name, segment_name
+from ..segment import HEADER_BYTES, START_HEADER, Identity, producers_name, segment_name
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
 from ..system.files import REAL, Files
-from .log_source import own_mark
+from .local_source import LocalTopicSource, own_mark
 from .sources import FOLDED, GroupSnapshot
-from .topic_source import LocalTopicSource
-
-__all__ = ["Snapshot", "snapshot"]
 
 _LOOKS = 100  # how often to read the marks, until two readings are the same
 _TRIES = 10  # to copy the logs of a group while its members fold them
@@ -86,7 +84,7 @@ def take_snapshot(files: Files, topic: str, to: str, *, links: bool, now: int) -
     parent = os.path.dirname(to)
     files.make_directories(parent, config.permissions)
     aside = topic_file.new_aside(files, to)
-    copy = _Snapshot(files, source, aside, config, links=links)
+    copy = _Snapshot(files, source, aside, config, links)
     made: list[Snapshot] = []
     try:
         placed = topic_file.put_in_place(files, aside, to, lambda: made.append(copy.build(to, now)))
@@ -100,18 +98,16 @@ def take_snapshot(files: Files, topic: str, to: str, *, links: bool, now: int) -
     return made[0]
 
 
+@dataclass(slots=True)
 class _Snapshot:
     """One snapshot while it is built."""
 
-    def __init__(
-        self, files: Files, source: LocalTopicSource, to: str, config: TopicConfig, *, links: bool
-    ) -> None:  # fmt: skip
-        self._files = files
-        self._source = source
-        self._to = to
-        self._config = config
-        self._links = links
-        self._copied_bytes = 0
+    _files: Files
+    _source: LocalTopicSource
+    _to: str
+    _config: TopicConfig
+    _links: bool
+    _copied_bytes: int = 0
 
     def build(self, final: str, now: int) -> Snapshot:
         files, source, permissions = self._files, self._source, self._config.permissions
@@ -187,7 +183,7 @@ class _Snapshot:
                 except FileNotFoundError:
                     start = self._dropped(source, identity, base, bases[bases.index(base) + 1 :])
                     break
-            for name in (_CLOCK, gaps.NAME, start_header.NAME):
+            for name in (_CLOCK, gaps.NAME, START_HEADER):
                 with suppress(FileNotFoundError):
                     content = files.read_whole(os.path.join(source, name), _SMALL_BYTES)
                     made.write_new(name, content, permissions)
@@ -208,18 +204,12 @@ class _Snapshot:
                 files.link(path, name, dst_dir_fd=made.fd)
                 return
         end = HEADER_BYTES + (mark.flushed_end if sealed_at is None else sealed_at) - base
-        fd = files.open_read(path)
-        try:
+        with files.closing(files.open_read(path)) as fd:
             if (size := files.size(fd)) < end:
                 raise CorruptLogError(path, size, "the end of the file", f"{end} bytes, as readers are promised")
-            copy = made.create(name, permissions)
-            try:
+            with files.closing(made.create(name, permissions)) as copy:
                 files.share_range(fd, copy, start=0, end=end, at=0)
                 files.datasync(copy)
-            finally:
-                files.close(copy)
-        finally:
-            files.close(fd)
         self._copied_bytes += end - HEADER_BYTES
 
     def _dropped(self, source: str, identity: Identity, base: int, after: list[int]) -> int:

@@ -4,7 +4,7 @@ Invariant: a block that a source returns contains whole checked batches that fol
 declared gap. Two logs are the same up to an end if both have the batch before it: its header's CRC covers that of the
 batch before, and so on to the beginning of the log.
 
-There are two implementations: a directory on this host (log_source.py, topic_source.py), and a topic on another host
+There are two implementations: a topic in a directory of this host (local_source.py), and one on another host
 (remote_source.py).
 
 Threads: `wake` from any thread; the rest from one at a time.
@@ -20,8 +20,6 @@ from ..errors import CorruptLogError, LogMovedError, OffsetOutOfRangeError
 from ..format.chain import End
 from ..format.watermark import Mark
 from ..segment import SegmentHeader
-
-__all__ = ["FOLDED", "Block", "GroupSnapshot", "LogSource", "SegmentStart", "TopicSource"]
 
 # Errors that mean "this log of commits was folded into another one meanwhile".
 FOLDED = (FileNotFoundError, LogMovedError, OffsetOutOfRangeError, CorruptLogError)
@@ -52,13 +50,8 @@ class GroupSnapshot(NamedTuple):
 class LogSource(Protocol):
     """A log that is copied."""
 
-    @property
-    def place(self) -> str:
-        """The directory of the log, for messages."""
-
-    @property
-    def credit_bytes(self) -> int:
-        """The bytes that the source sends ahead of acknowledgements."""
+    place: str  # the directory of the log, for messages
+    credit_bytes: int  # the bytes that the source sends ahead of acknowledgements
 
     @property
     def published_end(self) -> int:
@@ -102,12 +95,8 @@ class LogSource(Protocol):
 class TopicSource(Protocol):
     """A topic that is copied."""
 
-    @property
-    def place(self) -> str:
-        """The directory of the topic, for messages."""
-
-    @property
-    def log_id(self) -> bytes: ...
+    place: str  # the directory of the topic, for messages
+    log_id: bytes
 
     def heard_at(self) -> float:
         """Return when the source has answered last, by the monotonic clock."""

@@ -16,8 +16,6 @@ from ..errors import CorruptLogError, LogError, LogMovedError, OffsetOutOfRangeE
 from ..format.chain import End
 from ..format.watermark import FILE_BYTES, SLOT_BYTES, Mark, encode_new, newest
 
-__all__ = ["as_bytes", "as_end", "as_error", "as_mark", "tell_bytes", "tell_error", "tell_mark"]
-
 _MOST_WORDS = 4000
 _FACTS: dict[type[LogError], tuple[str, ...]] = {
     CorruptLogError: ("path", "file_position", "found", "expected"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,6 @@ import pyarrow as pa
 from .bundle import Bundled, Items
 from .columns import BadColumns, BinaryColumn, HeadersColumn, Layout, bitmap_bytes, header_columns, offsets_bytes
 from .header import Header
-
-__all__ = ["HEADERS_TYPE", "SCHEMA", "bundle_batch", "join", "record_batch", "schema_of"]
 
 _BINARY, _STRING, _TIMESTAMP = pa.binary(), pa.string(), pa.timestamp("us", tz="UTC")
 _HEADER_TYPE = pa.struct([pa.field("key", _STRING), pa.field("value", _BINARY)])
@@ -85,17 +83,15 @@ def _schema_of(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 
-class _View:
+class _View(NamedTuple):
     """One body, and the Arrow arrays over it."""
 
-    def __init__(self, header: Header, body: memoryview, at: Layout) -> None:
-        self._header = header
-        self._body = body
-        self._at = at
-        self._count = header.record_count
+    header: Header
+    body: memoryview
+    at: Layout
 
     def column(self, name: str, partition: int) -> pa.Array:
-        at, count = self._at, self._count
+        at, count = self.at, self.header.record_count
         match name:
             case "key":
                 return _nulls(_BINARY, count) if at.keys is None else self._binary(_BINARY, at.keys)
@@ -104,7 +100,7 @@ class _View:
             case "partition":
                 return _partition_column(partition, count)
             case "offset":
-                first = self._header.base_offset
+                first = self.header.base_offset
                 return _numbers(pa.int64(), np.arange(first, first + count, dtype=np.int64))
             case "timestamp":
                 return self._timestamps(at.timestamps)
@@ -116,14 +112,14 @@ class _View:
         offsets = self._offsets(offsets_at, count, size)
         validity = None
         if validity_at is not None:
-            validity = pa.py_buffer(self._body[validity_at : validity_at + bitmap_bytes(count)])
-        items = pa.py_buffer(self._body[items_at : items_at + size])
+            validity = pa.py_buffer(self.body[validity_at : validity_at + bitmap_bytes(count)])
+        items = pa.py_buffer(self.body[items_at : items_at + size])
         return pa.Array.from_buffers(type_, count, [validity, offsets, items])
 
     def _offsets(self, at: int, count: int, size: int | None) -> pa.Buffer:
         """An offsets column that rises from 0, and ends at `size` if that is given."""
         needed = offsets_bytes(count)
-        buffer = self._body[at : at + needed]
+        buffer = self.body[at : at + needed]
         if len(buffer) < needed:
             raise BadColumns(at, "the end of the body", f"{count + 1} column offsets")
         offsets = np.frombuffer(buffer, "<i4")
@@ -134,16 +130,16 @@ class _View:
 
     def _timestamps(self, at: int | None) -> pa.Array:
         if at is None:
-            return _numbers(_TIMESTAMP, np.full(self._count, self._header.base_timestamp, np.int64))
-        stored = pa.py_buffer(self._body[at : at + 8 * self._count])
-        return pa.Array.from_buffers(_TIMESTAMP, self._count, [None, stored])
+            return _numbers(_TIMESTAMP, np.full(self.header.record_count, self.header.base_timestamp, np.int64))
+        stored = pa.py_buffer(self.body[at : at + 8 * self.header.record_count])
+        return pa.Array.from_buffers(_TIMESTAMP, self.header.record_count, [None, stored])
 
     def _headers(self, at: HeadersColumn) -> pa.Array:
-        sets = 1 if at.is_shared else self._count
+        sets = 1 if at.is_shared else self.header.record_count
         counts = self._offsets(at.counts, sets, None)
         running = np.frombuffer(counts, "<i4")
         present = pa.py_buffer(np.packbits(running[1:] > running[:-1], bitorder="little"))
-        names_at, values_at = header_columns(self._body, at, int(running[-1]))
+        names_at, values_at = header_columns(self.body, at, int(running[-1]))
         names, values = self._binary(_STRING, names_at), self._binary(_BINARY, values_at)
         try:
             names.validate(full=True)  # a reader of a name that is not UTF-8 would fail
@@ -151,11 +147,11 @@ class _View:
             raise BadColumns(names_at.items, "a header name that is not UTF-8", "UTF-8") from error
         if at.is_shared:
             if not len(names):
-                return _nulls(HEADERS_TYPE, self._count)
-            names, values = (_repeated(each, self._count) for each in (names, values))
+                return _nulls(HEADERS_TYPE, self.header.record_count)
+            names, values = (_repeated(each, self.header.record_count) for each in (names, values))
             present, counts = None, pa.py_buffer(np.arange(0, len(names) + 1, int(running[-1]), dtype=np.int32))
         pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER_TYPE))
-        return pa.Array.from_buffers(HEADERS_TYPE, self._count, [present, counts], children=[pairs])
+        return pa.Array.from_buffers(HEADERS_TYPE, self.header.record_count, [present, counts], children=[pairs])
 
 
 def _repeated(column: pa.Array, times: int) -> pa.Array:
@@ -213,26 +209,18 @@ _KEPT_MOST = 1 << 14  # records
 
 
 def _nulls(type_: pa.DataType, count: int) -> pa.Array:
-    return (_kept_nulls if count <= _KEPT_MOST else _made_nulls)(type_, count)
+    return (_kept_nulls if count <= _KEPT_MOST else _kept_nulls.__wrapped__)(type_, count)
 
 
 def _partition_column(partition: int, count: int) -> pa.Array:
-    return (_kept_partition if count <= _KEPT_MOST else _made_partition)(partition, count)
+    return (_kept_partition if count <= _KEPT_MOST else _kept_partition.__wrapped__)(partition, count)
 
 
 @lru_cache(maxsize=16)
 def _kept_nulls(type_: pa.DataType, count: int) -> pa.Array:
-    return _made_nulls(type_, count)
-
-
-def _made_nulls(type_: pa.DataType, count: int) -> pa.Array:
     return pa.nulls(count, type_)
 
 
 @lru_cache(maxsize=64)
 def _kept_partition(partition: int, count: int) -> pa.Array:
-    return _made_partition(partition, count)
-
-
-def _made_partition(partition: int, count: int) -> pa.Array:
     return _numbers(pa.int32(), np.full(count, partition, np.int32))

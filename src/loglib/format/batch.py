@@ -15,6 +15,7 @@ from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ..config.extras import with_extra
 from ..config.times import to_text
 from ..errors import CorruptLogError
 from ..system.malloc import keep_arenas
@@ -36,8 +37,6 @@ from .record import Record, new_tuple
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Batch", "Source", "stored_header", "take", "taken"]
-
 _ONE_OFFSET = Struct("<2i")  # the offsets column of one item
 
 Item = TypeVar("Item")
@@ -50,6 +49,9 @@ class Source(NamedTuple):
     path: str
     file_position: int
 
+
+_SHOWN_RECORDS = 5  # in a notebook
+_SHOWN_BYTES = 80  # of a key or a value there
 
 # The header fields that describe the body.
 _OF_A_BODY = (
@@ -118,6 +120,15 @@ class Batch(Shown):
         yield "records", f"{len(self):,}"
         yield "from", to_text(min(self.timestamps))
         yield "to", to_text(max(self.timestamps))
+
+    def _rows(self) -> Iterator[Sequence[object]]:
+        """The first records, for a notebook. Bytes are shown as Python writes them, so nothing in them is markup."""
+        yield "offset", "time", "key", "value"
+        first = self.part(0, _SHOWN_RECORDS)
+        for offset, time, key, value in zip(first.offsets, first.timestamps, first.keys, first.values, strict=True):
+            yield offset, to_text(time), _short(key), _short(value)
+        if len(self) > _SHOWN_RECORDS:
+            yield "", "", "", f"and {len(self) - _SHOWN_RECORDS:,} more records"
 
     def between(self, start_offset: int, end_offset: int) -> Batch:
         """The part of the batch with offsets in [start_offset, end_offset), over the same memory."""
@@ -255,12 +266,14 @@ class Batch(Shown):
         (timestamp[us, UTC]), headers (list of name and value). `columns` selects from these, in the
         given order. Needs the extra [arrow].
         """
-        from .arrow import record_batch
-
         try:
+            from .arrow import record_batch
+
             whole = record_batch(self.partition, self._header, self._layout, self._data, self._body_at, columns=columns)
         except BadColumns as error:
             raise self._corrupt(error) from error
+        except ModuleNotFoundError as error:
+            raise with_extra(error) from None
         return whole if len(self) == self._header.record_count else whole.slice(self._first, len(self))
 
     def _decoded(self, decode: Callable[[bytes, int, Where], list[Item]], at: Where) -> list[Item]:
@@ -275,6 +288,13 @@ class Batch(Shown):
         path, position = self._source
         in_body = 0 if self._header.codec else error.at  # in a compressed body the error names its first byte
         return CorruptLogError(path, position + HEADER_BYTES + in_body, error.found, error.expected)
+
+
+def _short(data: bytes | None) -> str:
+    """The bytes as Python writes them, cut with their size."""
+    if data is None or len(data) <= _SHOWN_BYTES:
+        return repr(data)
+    return f"{data[:_SHOWN_BYTES]!r}... {len(data):,} bytes"
 
 
 def _only_item(data: bytes, body_at: int, at: BinaryColumn) -> bytes | None:
@@ -309,7 +329,7 @@ def take(
     return Batch(partition, header, block, body_at, source)
 
 
-def taken(header: Header, data: bytes, source: Source, *, partition: int, body_at: int = 0) -> Batch:
+def batch_of(header: Header, data: bytes, source: Source, *, partition: int, body_at: int = 0) -> Batch:
     """The batch of a checked header, with its stored body from `body_at` on; `BadBatch` if that body is damaged."""
     body = memoryview(data)[body_at : body_at + header.length - HEADER_BYTES]
     check_body(header, body)

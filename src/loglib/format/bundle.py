@@ -22,23 +22,12 @@ import numpy as np
 
 from ..config.policies import MAX_BATCH_BYTES, MAX_OFFSET, MAX_RECORDS_PER_BATCH
 from .columns import HEADERS, KEYS, NULL_KEYS, NULL_VALUES, TIMESTAMPS, BinaryColumn
-from .header import HEADER_BYTES, MAGIC, VERSION, crc32c
-
-__all__ = ["Bundled", "Items", "bundled"]
+from .header import FIELD_KINDS, HEADER_BYTES, MAGIC, VERSION, Header, crc32c
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# The table at the top of header.py.
-_FIELDS = np.dtype(
-    [
-        ("magic", "<u4"), ("header_crc", "<u4"), ("body_crc", "<u4"), ("length", "<u4"), ("base_offset", "<u8"),
-        ("durable_up_to", "<u8"), ("writer_epoch", "<u4"), ("record_count", "<u4"), ("version", "u1"), ("codec", "u1"),
-        ("flags", "<u2"), ("stored_bytes", "<u4"), ("value_bytes", "<u4"), ("key_bytes", "<u4"),
-        ("header_bytes", "<u4"), ("previous_crc", "<u4"), ("append_time", "<i8"), ("base_timestamp", "<i8"),
-        ("max_timestamp", "<i8"), ("running_max_timestamp", "<i8"), ("producer_id", "<u8"),
-        ("producer_sequence", "<u8"), ("previous_bytes", "<u4"), ("writer_nonce", "<u4"), ("jump_offset", "<u8"),
-    ]
-)  # fmt: skip
+_KINDS = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}  # in NumPy
+_FIELDS = np.dtype([(name, _KINDS[kind]) for name, kind in zip(Header._fields, "I" + FIELD_KINDS, strict=True)])
 assert _FIELDS.itemsize == HEADER_BYTES
 _UNSEALED = 8  # bytes of a header that its CRC does not cover
 _SEALED = np.dtype(f"V{HEADER_BYTES - _UNSEALED}")

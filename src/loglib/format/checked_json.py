@@ -20,8 +20,6 @@ from ..errors import CorruptLogError, UnsupportedFormatError
 from ..system.files import Files
 from .header import crc32c
 
-__all__ = ["decode", "read", "seal", "unseal", "unseal_mended"]
-
 T = TypeVar("T")
 
 _FORMAT = 1  # of all such files

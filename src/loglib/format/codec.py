@@ -21,8 +21,6 @@ from ..config.policies import CODEC_NAMES, MAX_DECOMPRESSED_BYTES
 from ..errors import MissingCodecError
 from ..system.files import Buffer
 
-__all__ = ["BadCompression", "codec_id", "compress", "decompress"]
-
 NONE, ZLIB, LZ4, ZSTD = range(4)
 _PIECE_BYTES = 8 << 20  # memory is allocated piece by piece, because a declared size may be false
 _PACKAGES = {LZ4: ("lz4.frame", "lz4"), ZSTD: ("zstandard", "zstd")}

@@ -28,6 +28,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from itertools import accumulate, pairwise
@@ -38,33 +39,6 @@ from typing import Any, Literal, NamedTuple
 from ..config.policies import MAX_BATCH_BYTES
 from ..errors import RecordTooLargeError
 from ..system.files import Buffer
-
-__all__ = [
-    "HEADERS",
-    "KEYS",
-    "NULL_KEYS",
-    "NULL_VALUES",
-    "SHARED_HEADERS",
-    "TIMESTAMPS",
-    "BadColumns",
-    "BinaryColumn",
-    "Columns",
-    "Encoded",
-    "Headers",
-    "HeadersColumn",
-    "Layout",
-    "aligned",
-    "bitmap_bytes",
-    "common_headers",
-    "decode_binary",
-    "decode_headers",
-    "decode_timestamps",
-    "encode",
-    "header_columns",
-    "headers_bytes",
-    "layout",
-    "offsets_bytes",
-]
 
 KEYS, NULL_VALUES, NULL_KEYS, TIMESTAMPS, HEADERS = 1, 2, 4, 8, 16  # flags in the header of a batch
 SHARED_HEADERS = 64  # with HEADERS: all records have the same headers, and these are stored once
@@ -82,14 +56,13 @@ _new_tuple = tuple.__new__  # half the time of calling the NamedTuple; see bench
 Headers = tuple[tuple[str, bytes], ...]  # of one record: pairs in order; names may repeat
 
 
+@dataclass(eq=False, repr=False)
 class BadColumns(Exception):
-    """The bytes are not the expected columns. `at`: the byte of the body; `found` and `expected`: texts."""
+    """The bytes are not the expected columns."""
 
-    def __init__(self, at: int, found: str, expected: str) -> None:
-        super().__init__(at, found, expected)
-        self.at = at
-        self.found = found
-        self.expected = expected
+    at: int  # the byte of the body
+    found: str
+    expected: str
 
 
 class Columns(NamedTuple):
@@ -474,15 +447,11 @@ def _integers(typecode: Literal["i", "q"], data: bytes, at: int, count: int) -> 
 
 def _uniform_offsets(size: int, count: int) -> bytes:
     """The offsets column of `count` items of equal size."""
-    return _kept_offsets(size, count) if count <= _KEPT_MOST else _made_offsets(size, count)
+    return (_kept_offsets if count <= _KEPT_MOST else _kept_offsets.__wrapped__)(size, count)
 
 
 @lru_cache(maxsize=16)
 def _kept_offsets(size: int, count: int) -> bytes:
-    return _made_offsets(size, count)
-
-
-def _made_offsets(size: int, count: int) -> bytes:
     return pack(f"<{count + 1}i", *range(0, size * count + 1, size)) if size else bytes(offsets_bytes(count))
 
 

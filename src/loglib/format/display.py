@@ -5,9 +5,7 @@ Invariant: it never raises. If a look at the disk fails, the facts before it are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-__all__ = ["Shown", "sized"]
+from collections.abc import Iterator, Sequence
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
@@ -31,7 +29,15 @@ class Shown:
             f"<tr><th style='text-align: left'>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
             for name, value in _found(self)
         ]
-        return f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
+        listed = [
+            f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in _listed(self)
+        ]  # fmt: skip
+        table = f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
+        return f"{table}<table>{''.join(listed)}</table>" if listed else table
+
+    def _rows(self) -> Iterator[Sequence[object]]:
+        """The rows of a second table in a notebook, the names first; by default none. It may raise in the middle."""
+        return iter(())
 
 
 def _found(shown: Shown) -> list[tuple[str, object]]:
@@ -41,6 +47,16 @@ def _found(shown: Shown) -> list[tuple[str, object]]:
             found.append(fact)  # noqa: PERF402  The facts before an error stay.
     except Exception as error:  # noqa: BLE001  No error may keep a person from seeing the object.
         found.append(("", f"({type(error).__name__})"))
+    return found
+
+
+def _listed(shown: Shown) -> list[Sequence[object]]:
+    found: list[Sequence[object]] = []
+    try:
+        for row in shown._rows():  # noqa: SLF001  Likewise.
+            found.append(row)  # noqa: PERF402  Likewise.
+    except Exception as error:  # noqa: BLE001  Likewise.
+        found.append((f"({type(error).__name__})",))
     return found
 
 

@@ -34,13 +34,14 @@ value lies inside its column. This module does no I/O and keeps no state: bytes 
      104   8  producer_sequence      with SECTION, the number of the transaction
      112   4  previous_bytes         length of the batch before, 0 for the first of a log
      116   4  writer_nonce           drawn at random by each writer that opens the partition
-     120   8  jump_offset            base offset of an earlier batch of this segment (skip_pointers.py); its own,
+     120   8  jump_offset            base offset of an earlier batch of this segment (chain.py); its own,
                                      if it is the segment's first
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
@@ -65,30 +66,6 @@ from .columns import (
 )
 from .columns import layout as layout_of_columns
 
-__all__ = [
-    "HEADER_BYTES",
-    "MAGIC",
-    "NO_PRODUCER",
-    "SECTION",
-    "SECTION_END",
-    "BadBatch",
-    "Body",
-    "Header",
-    "NewerBatch",
-    "Producer",
-    "batch_of_one",
-    "body_of",
-    "check_body",
-    "crc32c",
-    "encode_body",
-    "layout",
-    "make_salt",
-    "open_body",
-    "parse_header",
-    "stamp",
-    "unchecked_header",
-]
-
 crc32c: Callable[..., int] = crc32.iscsi  # (data, initial=0) -> int; initial chains and salts
 
 MAGIC = b"\x89LLB"
@@ -101,36 +78,35 @@ SECTION, SECTION_END = 0x0200, 0x0400  # the batch is part of a transaction; it 
 _KNOWN_FLAGS = KEYS | NULL_VALUES | NULL_KEYS | TIMESTAMPS | HEADERS | SHARED_HEADERS
 _MUST_KNOW = 0x00FF
 
-_HEADER = Struct("<4sIIIQQIIBBHIIIIIqqqqQQIIQ")
-_HEADER_START, _SEALED = Struct("<4sI"), Struct("<IIQQIIBBHIIIIIqqqqQQIIQ")  # its two parts: the CRC covers the second
+FIELD_KINDS = "IIIQQIIBBHIIIIIqqqqQQIIQ"  # of the fields after the magic, as the module struct names them
+_HEADER = Struct("<4s" + FIELD_KINDS)
+_HEADER_START, _SEALED = Struct("<4sI"), Struct("<" + FIELD_KINDS[1:])  # its two parts: the CRC covers the second
 _ONE_OFFSET, _TWO_OFFSETS = Struct("<2i").pack, Struct("<4i").pack  # the offsets columns of one record
 _PADDING = [bytes(-size & 7) for size in range(8)]  # after a column, by the last three bits of its size
 HEADER_BYTES = _HEADER.size
 assert HEADER_BYTES == 128 == _HEADER_START.size + _SEALED.size
 
 
+@dataclass(eq=False, repr=False)
 class BadBatch(Exception):
-    """The bytes are not the expected batch. `at`: the byte of the batch; `found` and `expected`: texts."""
+    """The bytes are not the expected batch."""
 
-    def __init__(self, at: int, found: str, expected: str) -> None:
-        super().__init__(at, found, expected)
-        self.at = at
-        self.found = found
-        self.expected = expected
+    at: int  # the byte of the batch
+    found: str
+    expected: str
 
     def in_file(self, path: str, file_position: int) -> CorruptLogError:
         """The public error for a batch that begins at `file_position` of the file."""
         return CorruptLogError(path, file_position + self.at, self.found, self.expected)
 
 
+@dataclass(eq=False, repr=False)
 class NewerBatch(Exception):
     """The batch is intact, but of a version or with a required flag that this version of loglib does not read."""
 
-    def __init__(self, what: str, found: int, supported: int | str) -> None:
-        super().__init__(what, found, supported)
-        self.what = what
-        self.found = found
-        self.supported = supported
+    what: str
+    found: int
+    supported: int | str
 
     def in_file(self, path: str, _: int) -> UnsupportedFormatError:
         """The public error for a batch of the file. It names no position: the batch is whole."""

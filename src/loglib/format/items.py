@@ -18,8 +18,6 @@ import pyarrow as pa
 
 from ..system.files import Buffer
 
-__all__ = ["column", "items"]
-
 _BINARY = pa.binary()
 _AT_ONCE, _SAMPLE = 512, 8
 _check = struct.Struct("0s" * _AT_ONCE).pack  # raises for what is neither bytes nor a bytearray

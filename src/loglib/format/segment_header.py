@@ -51,12 +51,6 @@ from ..errors import CorruptLogError, UnsupportedFormatError
 from .chain import End
 from .header import crc32c, make_salt
 
-__all__ = [
-    "HEADER_BYTES", "MAX_PRODUCERS", "NO_TIMESTAMP", "PRODUCER_BYTES", "Identity", "ProducerState", "SegmentHeader",
-    "decode_producers", "encode_producers", "first_segment", "parse_beside_name", "parse_producers_name",
-    "parse_segment_name", "producers_name", "segment_name",
-]  # fmt: skip
-
 MAGIC = b"\x89LLSEG\r\n"
 VERSION = 3
 REWRITTEN = 0x0001  # reserved: a compaction has written the segment again, with another last batch

@@ -23,8 +23,8 @@ wins. If the file is lost, recovery scans the last segment; no data is lost.
       84   4  zero
       88   8  durable_tail      base offset of the batch that ends at durable_end; durable_end if there is none
       96   8  held_tail         base offset of the batch that ends at held_from; held_from if there is none
-     104   8  written_end       what was handed to the system; at or below flushed_end it says nothing. Not in use yet
-     112   8  written_tail      base offset of the batch that ends at written_end. Not in use yet
+     104   8  written_end       what was handed to the system; at or below flushed_end it says nothing
+     112   8  written_tail      base offset of the batch that ends at written_end
      120   8  applied_id        id of the transaction applied_txn; 0 if unknown
      128   8  held_id           id of the transaction held_txn; 0 if unknown
      136   8  txn_store         first 8 bytes of the id of the store that gave these numbers; 0 if unknown
@@ -32,24 +32,24 @@ wins. If the file is lost, recovery scans the last segment; no data is lost.
 
 Every lookup starts from a tail: see log/search.py.
 
-Threads: one writer; any number of readers, in any process, without a lock.
+Threads: one writer at a time (append/publication.py); any number of readers, in any process, without a lock.
 """
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from struct import Struct
 from typing import NamedTuple
 
 from ..config.policies import MAX_OFFSET
-from ..errors import CorruptLogError, StorageIOError, UnsupportedFormatError
+from ..errors import CorruptLogError, LockedError, StorageIOError, UnsupportedFormatError
+from ..system.clock import monotonic
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .header import crc32c
-
-__all__ = ["NAME", "Mark", "WatermarkReader", "WatermarkWriter", "broken_slots", "encode_new"]
 
 NAME = "watermark"
 MAGIC = b"\x89LW"
@@ -58,6 +58,8 @@ SLOT_BYTES = 192
 SECOND_SLOT = 4096  # another sector, and another page: one torn write cannot damage both
 SEQUENCE_AT = 8
 FILE_BYTES = SECOND_SLOT + SLOT_BYTES
+_NAP_S = 0.0001  # a publication takes microseconds
+_PATIENCE_S = 5.0
 MOST_BYTES = 1 << 16  # a larger file is not a watermark
 
 _SLOT = Struct("<3sBIQQQQIIQQQQI4xQQQQQQQ48x")
@@ -98,6 +100,11 @@ class Mark(NamedTuple):
         return self.held_txn, self.held_id
 
     @property
+    def end(self) -> tuple[int, int]:
+        """Where the next writer continues, and the base offset of the batch that ends there."""
+        return max((self.flushed_end, self.flushed_tail), (self.written_end, self.written_tail))
+
+    @property
     def transactions(self) -> tuple[int, int, int, int]:
         """The facts about transactions that change with each step of one."""
         return self.applied_txn, self.applied_id, self.held_txn, self.held_id
@@ -132,17 +139,41 @@ class Mark(NamedTuple):
 class WatermarkWriter(NotCopyable):
     """Publishes marks, alternately into the two slots."""
 
-    def __init__(self, files: Files, path: str, salt: int, last: Mark, *, within: Directory | None = None) -> None:
-        self._files = files
+    def __init__(self, place: Directory, salt: int, last: Mark) -> None:
+        self._files = place.files
         self._salt = salt
-        self._path = path
-        self._fd = files.open_write(path) if within is None else within.open_write(NAME)
+        self._path = place.path_of(NAME)
+        self._fd = place.open_write(NAME)
         try:
-            self._identity = _identity(files.fstat(self._fd))
+            self._identity = place.files.identity(self._fd)
         except BaseException:
             self.close()
             raise
         self.mark = last
+
+    def read(self) -> Mark | None:
+        """The newest valid mark in the file, which another process may have written; None if neither slot is whole."""
+        raw = self._files.read_at(self._fd, FILE_BYTES, 0)
+        at = max((0, SECOND_SLOT), key=lambda slot: raw[slot + SEQUENCE_AT : slot + SEQUENCE_AT + 8][::-1])
+        return _decode(raw, at, self._salt, self._path) or newest(raw, self._salt, self._path)
+
+    @contextmanager
+    def locked(self) -> Iterator[Mark]:
+        """Keep other processes that publish into the file away. Yields the newest mark, which may be theirs.
+
+        `LockedError` if one of them keeps the file, for example because it is stopped.
+        """
+        deadline = monotonic() + _PATIENCE_S
+        while not self._files.try_lock(self._fd, self._path):
+            if monotonic() > deadline:
+                advice = "a publication takes microseconds: is that process stopped?"
+                raise LockedError(self._path, "a process that publishes", advice=advice)
+            time.sleep(_NAP_S)
+        try:
+            self.mark = self.read() or self.mark
+            yield self.mark
+        finally:
+            self._files.unlock(self._fd)
 
     def publish(self, mark: Mark) -> None:
         """Make the mark visible to readers. Handed to the system."""
@@ -156,7 +187,7 @@ class WatermarkWriter(NotCopyable):
 
     def is_named(self) -> bool:
         """True if the path, where readers look, leads to the open file. One lstat."""
-        return _leads_to(self._files, self._path, self._identity)
+        return self._files.leads_to(self._path, self._identity)
 
     def fileno(self) -> int:
         """The descriptor of the open file, for a caller that closes it with others."""
@@ -177,7 +208,7 @@ class WatermarkReader(NotCopyable):
         self._salt = salt
         self._fd = files.open_read(path)
         try:
-            self._identity = _identity(files.fstat(self._fd))
+            self._identity = files.identity(self._fd)
         except BaseException:
             self.close()
             raise
@@ -237,7 +268,7 @@ class WatermarkReader(NotCopyable):
 
     def is_named(self) -> bool:
         """True if the path still leads to the open file. A restore or a new topic replaces the file."""
-        return _leads_to(self._files, self._path, self._identity)
+        return self._files.leads_to(self._path, self._identity)
 
     def __del__(self) -> None:  # not closed earlier, because another thread may be reading
         with suppress(OSError):  # no caller can get the error, and a reader loses nothing by it
@@ -247,19 +278,6 @@ class WatermarkReader(NotCopyable):
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._files.close(fd)
-
-
-def _identity(facts: os.stat_result) -> tuple[int, int]:
-    """Device and inode of a file: unique while it is open, even after it was removed."""
-    return facts.st_dev, facts.st_ino
-
-
-def _leads_to(files: Files, path: str, identity: tuple[int, int]) -> bool:
-    try:
-        facts = files.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return (facts.st_dev, facts.st_ino) == identity
 
 
 def newest(raw: bytes, salt: int, path: str = NAME) -> Mark | None:

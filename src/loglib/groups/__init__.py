@@ -3,29 +3,30 @@
 from typing import TYPE_CHECKING
 
 from ..config.lazy import lazily
-from ..log.lag import Lag
-from .administration import GroupInfo, OffsetMove
-from .assignment import TopicPartition
-from .commit_log import Commit
-from .group import Group, TopicsGroup
-from .members import Member
 
-if TYPE_CHECKING:  # built on the open topic, which is built on groups
-    from .several_topics import delete_group, evict_member, group_info, reset_group
+if TYPE_CHECKING:  # "as" makes a name public for type checkers
+    from ..log.lag import Lag as Lag
+    from .administration import GroupInfo as GroupInfo
+    from .administration import OffsetMove as OffsetMove
+    from .assignment import TopicPartition as TopicPartition
+    from .commit_log import Commit as Commit
+    from .group import Group as Group
+    from .group import TopicsGroup as TopicsGroup
+    from .members import Member as Member
+    from .several_topics import delete_group as delete_group
+    from .several_topics import evict_member as evict_member
+    from .several_topics import group_info as group_info
+    from .several_topics import reset_group as reset_group
 
-__all__ = [
-    "Commit",
-    "Group",
-    "GroupInfo",
-    "Lag",
-    "Member",
-    "OffsetMove",
-    "TopicPartition",
-    "TopicsGroup",
-    "delete_group",
-    "evict_member",
-    "group_info",
-    "reset_group",
-]
-
-__getattr__, __dir__ = lazily(__name__, {".several_topics": "delete_group evict_member group_info reset_group"})
+__getattr__, __dir__, __all__ = lazily(
+    __name__,
+    {
+        "..log.lag": "Lag",
+        ".administration": "GroupInfo OffsetMove",
+        ".assignment": "TopicPartition",
+        ".commit_log": "Commit",
+        ".group": "Group TopicsGroup",
+        ".members": "Member",
+        ".several_topics": "delete_group evict_member group_info reset_group",
+    },
+)

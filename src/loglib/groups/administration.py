@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..config.arguments import Start
 from ..errors import GroupBusyError, GroupElsewhereError, LogError
+from ..log import catalog
 from ..log.history import history_at
 from ..log.lag import Lag
 from ..system.files import Files
@@ -23,8 +24,6 @@ from .directory import GROUPS, GroupDirectory, group_names
 from .members import Member, MemberFile, live_members
 from .offsets import Offsets
 from .owners import Ownership, evict_owner, holder_of, owned_partitions, read_owner
-
-__all__ = ["GroupInfo", "OffsetMove", "check_no_members", "committed", "delete", "evict", "inspect", "lag", "reset"]
 
 Value = TypeVar("Value")
 
@@ -68,18 +67,16 @@ def inspect(directory: GroupDirectory, *, count_records: bool) -> GroupInfo:
         if holder is not None:
             owners[_name(each, names)] = holder.member or ""
     committed = dict(sorted(commits_of(entries).items()))
-    lag = _lag(directory, entries, count_records=count_records)
+    lag = directory.lag(entries, count_records=count_records)
     members = live_members(directory.files, directory.members, remove=False)
     return GroupInfo(directory.name, members, owners, {**committed}, {**lag})
 
 
 def committed(directory: GroupDirectory) -> dict[TopicPartition, int]:
     """The committed offsets of a group, also if another topic in this directory has it; empty if it does not exist."""
-    try:
-        if not directory.exists():
-            return {}
-    except GroupElsewhereError as error:
-        directory = directory.at(error.topic)
+    directory = _at_home(directory)
+    if not directory.exists():
+        return {}
     return {
         each: entry.offset
         for each, entry in _entries(directory).items()
@@ -88,16 +85,22 @@ def committed(directory: GroupDirectory) -> dict[TopicPartition, int]:
 
 
 def lag(directory: GroupDirectory) -> dict[TopicPartition, Lag]:
-    """The lag of a group in each partition, without its records. `GroupNotFoundError` if there is no such group."""
+    """The lag of a group in each partition, without its records, also if another topic in this directory has the group.
+
+    `GroupNotFoundError` if there is no such group.
+    """
+    directory = _at_home(directory)
     directory.require()
-    return _lag(directory, _entries(directory), count_records=False)
+    return directory.lag(_entries(directory), count_records=False)
 
 
-def _lag(directory: GroupDirectory, entries: Entries, *, count_records: bool) -> dict[TopicPartition, Lag]:
-    def first(partition: TopicPartition) -> int:
-        return directory.logs[partition].mark().log_start_offset
-
-    return directory.lag(entries, first=first, count_records=count_records)
+def _at_home(directory: GroupDirectory) -> GroupDirectory:
+    """The group's directory, in this topic or in the one beside it that has the group."""
+    try:
+        directory.exists()
+    except GroupElsewhereError as error:
+        return directory.at(error.topic)
+    return directory
 
 
 def _names(directory: GroupDirectory, entries: Entries) -> dict[LogPartition, TopicPartition]:
@@ -119,6 +122,17 @@ def check_no_members(files: Files, topic_path: str) -> None:
     for group in group_names(files, topic_path):
         if members := live_members(files, os.path.join(topic_path, GROUPS, group, "members"), remove=False):
             raise GroupBusyError(group, list(members))
+
+
+def check_no_readers(files: Files, topic_path: str) -> None:
+    """`GroupBusyError` if a group has members that read this topic, also a group of another topic beside it."""
+    check_no_members(files, topic_path)
+    parent, name = os.path.split(topic_path)
+    for other in (os.path.join(parent, each) for each in catalog.names(files, parent) if each != name):
+        for group in group_names(files, other):
+            found = live_members(files, os.path.join(other, GROUPS, group, "members"), remove=False)
+            if members := [each for each, member in found.items() if name in member.topics]:
+                raise GroupBusyError(group, members)
 
 
 def delete(directory: GroupDirectory) -> None:
@@ -164,13 +178,13 @@ def _commit(directory: GroupDirectory, offsets: Offsets, moves: Mapping[TopicPar
         ownership = Ownership(directory.files, directory.owners, name, directory.permissions, directory.owner_file)
         ends.callback(lambda: ownership.release(ownership.owned()))
         before = offsets.entries()
-        for partition in moves:
-            if not ownership.claim(partition, at_least=before[partition].generation if partition in before else 0):
-                owner = read_owner(directory.files, directory.owners, directory.owner_file(partition))
-                raise GroupBusyError(directory.name, [owner.member or "another"])
         entries: dict[TopicPartition, Entry] = {}
         for each, move in moves.items():
-            log, generation = directory.logs[each], ownership.claimed(each) or 0
+            generation = ownership.claim(each, at_least=before[each].generation if each in before else 0)
+            if generation is None:
+                owner = read_owner(directory.files, directory.owners, directory.owner_file(each))
+                raise GroupBusyError(directory.name, [owner.member or "another"])
+            log = directory.logs[each]
             history = history_at(log, move.after)
             log.release_files()
             entries[each] = Entry(
@@ -188,20 +202,23 @@ def evict(directory: GroupDirectory, member: str) -> list[TopicPartition]:
     directory.check_role()
     files, owners = directory.files, directory.owners
     live = live_members(files, directory.members) if directory.exists() else {}
+    no_member = LogError(f"group {directory.name} has no member {member}; its members: {', '.join(live) or 'none'}")
+    if not directory.exists():
+        raise no_member
     was_live = live.pop(member, None) is not None
     if was_live:
         with suppress(FileNotFoundError):
             files.unlink(os.path.join(directory.members, member))
     owned: set[LogPartition] = set()
     unsigned: set[LogPartition] = set()
-    for partition in owned_partitions(files, owners) if directory.exists() else []:
+    for partition in owned_partitions(files, owners):
         holder = holder_of(files, owners, partition)
         if holder is not None and holder.member == member:
             owned.add(partition)
         elif holder is not None and holder.member not in live:
             unsigned.add(partition)
     if not was_live and not owned:
-        raise LogError(f"group {directory.name} has no member {member}")
+        raise no_member
     if unsigned:
         time.sleep(_SIGNING_S)
         for partition in unsigned:

@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-__all__ = ["STRATEGIES", "Assignment", "Strategy", "TopicPartition", "assign", "assign_range", "assign_sticky"]
-
 
 class TopicPartition(NamedTuple):
     """A topic's name and the number of one of its partitions."""
@@ -31,7 +29,7 @@ Strategy = Callable[[Iterable[TopicPartition], Iterable[str], Mapping[TopicParti
 
 def assign(
     strategy: Strategy,
-    partitions: Iterable[TopicPartition],
+    partitions: Collection[TopicPartition],
     readers: Mapping[str, Collection[str]],
     owners: Mapping[TopicPartition, str],
 ) -> Assignment:
@@ -40,14 +38,11 @@ def assign(
     Topics with the same members are assigned together, other topics separately. So a member needs no
     facts about topics that it does not read.
     """
+    names, topics = sorted(readers), {partition.topic for partition in partitions}
+    members_of = {topic: tuple(name for name in names if topic in readers[name]) for topic in topics}
     alike: dict[tuple[str, ...], list[TopicPartition]] = defaultdict(list)
-    names = sorted(readers)
-    of_topic: dict[str, tuple[str, ...]] = {}
     for partition in partitions:
-        topic = partition.topic
-        if topic not in of_topic:
-            of_topic[topic] = tuple(name for name in names if topic in readers[name])
-        alike[of_topic[topic]].append(partition)
+        alike[members_of[partition.topic]].append(partition)
     shares: Assignment = {name: [] for name in names}
     for members, of_them in alike.items():
         for name, share in strategy(of_them, members, owners).items():

@@ -35,11 +35,6 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
 
-__all__ = [
-    "Commit", "CommitLog", "Entries", "Entry", "LogPartition", "StoredEntries", "commits_of", "encoded", "merged",
-    "parse", "size_of",
-]  # fmt: skip
-
 
 class Commit(NamedTuple):
     """A commit of a group in a partition: all records before `offset` are handled."""
@@ -63,12 +58,6 @@ class Entry(NamedTuple):
     timestamp: int = 0
     number: int = 0  # grows with each commit of the same owner
     topic: str = ""  # the topic's name when this was committed
-
-    def commit(self) -> Commit | None:
-        """The public form; None if nothing is committed yet."""
-        if self.offset is None:
-            return None
-        return Commit(self.offset, self.meta, self.generation, self.member, self.timestamp)
 
 
 class LogPartition(NamedTuple):
@@ -99,12 +88,17 @@ def merged(many: Iterable[dict[_Key, Entry]]) -> dict[_Key, Entry]:
 
 def commits_of(entries: Entries) -> dict[TopicPartition, Commit]:
     """The commit of each partition that has one."""
-    commits = {partition: entry.commit() for partition, entry in entries.items()}
-    return {partition: commit for partition, commit in commits.items() if commit is not None}
+    return {
+        partition: Commit(entry.offset, entry.meta, entry.generation, entry.member, entry.timestamp)
+        for partition, entry in entries.items()
+        if entry.offset is not None
+    }
 
 
 class CommitLog(NotCopyable):
     """One log of commits. All members read it; the member that holds it writes it."""
+
+    _writer: Writer  # of the member that holds the log; set by `open`
 
     def __init__(self, files: Files, directory: str, identity: Identity) -> None:
         self.directory = directory
@@ -113,7 +107,6 @@ class CommitLog(NotCopyable):
         self._log = Log(files, directory, identity)
         self._position = 0  # this log is read up to here, which is flushed
         self._entries: StoredEntries = {}
-        self._writer: Writer | None = None
 
     # --- reading -----------------------------------------------------------------------------------
 
@@ -182,12 +175,10 @@ class CommitLog(NotCopyable):
 
     def append(self, columns: Columns, size_bytes: int) -> None:
         """Append records as one batch. It is synced with durability "disk"."""
-        assert self._writer is not None
         self._writer.append(columns, size_bytes)
         self._writer.flush()
 
     def size_bytes(self) -> int:
-        assert self._writer is not None
         return self._writer.next_offset - self._writer.mark().log_start_offset
 
     def sync(self) -> None:
@@ -201,7 +192,6 @@ class CommitLog(NotCopyable):
 
     def replace_all(self, columns: Columns) -> int:
         """Replace the whole log by these records, and return their size in the log in bytes."""
-        assert self._writer is not None
         self._writer.roll()
         if columns.values:
             self._writer.append(columns, size_of(columns))
@@ -211,7 +201,6 @@ class CommitLog(NotCopyable):
 
     def close(self) -> None:
         """Flush and release the log."""
-        assert self._writer is not None
         writer, self._log.writer = self._writer, None
         try:
             writer.close()
@@ -221,7 +210,6 @@ class CommitLog(NotCopyable):
 
     def abandon(self) -> None:
         """Release the log and write nothing."""
-        assert self._writer is not None
         with suppress(OSError):  # files of a dead process
             self._writer.abandon_in_child(os.getpid())
 

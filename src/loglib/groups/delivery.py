@@ -21,7 +21,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from operator import length_hint
 from typing import Literal
 
-from ..errors import StorageIOError, is_out_of_descriptors
+from ..errors import StorageIOError
 from ..format.batch import Batch, stored_header
 from ..format.header import Header
 from ..format.record import Record
@@ -29,12 +29,11 @@ from ..log.cursor import BorrowedRange, Cursor
 from ..log.history import history_at
 from ..log.log import LiveWriter
 from ..system.clock import monotonic
+from ..system.failures import is_out_of_descriptors
 from ..system.not_copyable import NotCopyable
 from ..system.notify import REPLACED, Observer
 from .assignment import TopicPartition
 from .directory import GroupDirectory
-
-__all__ = ["RUN_S", "Delivery", "Run", "Way"]
 
 Way = Literal["one by one", "batch", "polled"]
 

@@ -40,11 +40,6 @@ from .commit_log import Entries, LogPartition
 from .lock_file import readable_by_all
 from .offsets import Offsets, make_offsets
 
-__all__ = [
-    "ALL", "GROUPS", "MIRRORED", "GenerationFence", "GroupDirectory", "check_logs_differ", "group_names",
-    "stored_groups",
-]  # fmt: skip
-
 logger = logging.getLogger("loglib")
 
 _MOST_BYTES = 4096  # of a file that names a group's topic
@@ -58,12 +53,44 @@ ALL = ".mirrored"  # an empty file beside the groups, if all of them are copies:
 def group_names(files: Files, topic_path: str) -> list[str]:
     """The names of the groups whose directory is in this topic, sorted."""
     parent = os.path.join(topic_path, GROUPS)
+    return [name for name in names_in(files, topic_path, GROUPS) if _kind(files, parent, name) == _DIRECTORY]
+
+
+def names_in(files: Files, topic_path: str, kind: str) -> list[str]:
+    """The names in a subdirectory of a topic's directory that a group, or a share, may have, sorted."""
     try:
-        names = files.listdir(parent)
-    except FileNotFoundError:  # no group was ever made
+        names = files.listdir(os.path.join(topic_path, kind))
+    except FileNotFoundError:  # none was ever made
         _check_here(files, topic_path)
         return []
-    return sorted(name for name in names if _kind(files, parent, name) == _DIRECTORY)
+    return sorted(name for name in names if NAME.fullmatch(name) and not name.startswith("."))
+
+
+def put_whole(
+    files: Files, path: str, permissions: int, build: Callable[[str], object], exists: Callable[[], bool]
+) -> None:
+    """Make the directory of a group, or of a share, which `build` builds aside. Its name is not yet synced.
+
+    Another process may be quicker: then its directory stays. `LogError` if there is something else.
+    """
+    make_parent(files, os.path.dirname(path), permissions)
+    aside = new_aside(files, path)
+    if not put_in_place(files, aside, path, lambda: build(aside)) and not exists():
+        raise LogError(f"{path} is a directory of something else; move it away, or choose another name")
+
+
+def make_parent(files: Files, parent: str, permissions: int) -> None:
+    """Make the subdirectory of a topic's directory that has its groups, or its shares."""
+    if not files.exists(parent):
+        _check_here(files, os.path.dirname(parent))
+        with suppress(FileExistsError):  # another member has made it
+            files.make_directory(parent, permissions)
+
+
+def followed_groups(files: Files, topic_path: str) -> list[str]:
+    """The names of all groups that read this topic, sorted: those of `group_names`, and those of other topics."""
+    _check_here(files, topic_path)
+    return stored_groups(files, os.path.join(topic_path, GROUPS))
 
 
 def stored_groups(files: Files, parent: str) -> list[str]:
@@ -190,16 +217,19 @@ class GroupDirectory(NamedTuple):
         return offsets
 
     def lag(
-        self, entries: Entries, *, first: Callable[[TopicPartition], int], count_records: bool
+        self, entries: Entries, *, first: Callable[[TopicPartition], int] | None = None, count_records: bool
     ) -> dict[TopicPartition, Lag]:
-        """The lag of each partition from its commit in `entries`, or without a commit from its `first` offset."""
+        """The lag of each partition from its commit in `entries`.
+
+        Without a commit it counts from the partition's `first` offset, or from the log's start if `first` is None.
+        """
         lags: dict[TopicPartition, Lag] = {}
         for partition, log in self.logs.items():
             entry, offset = entries.get(partition), None
             if entry is not None and entry.log_id == log.identity.log_id:
                 offset = entry.offset
             if offset is None:
-                offset = first(partition)
+                offset = log.mark().log_start_offset if first is None else first(partition)
             lags[partition] = measure_lag(log, offset, now_us=self.clock(), count_records=count_records)
             log.release_files()  # so that few of a thousand logs have open files
         return lags
@@ -231,11 +261,11 @@ class GroupDirectory(NamedTuple):
     def check_role(self) -> None:
         """`NotLeaderError` if the group may not change here: it is a copy, or one of its topics no longer leads."""
         for path in (self.topic_path, *self.other_paths):
-            parent, group = os.path.join(path, GROUPS), os.path.join(path, GROUPS, self.name)
-            role = copy_role.read(self.files, path)
-            copied, all_copied = (self.files.exists(os.path.join(*each)) for each in ((group, MIRRORED), (parent, ALL)))
+            role, group = copy_role.read(self.files, path), os.path.join(path, GROUPS, self.name)
+            copied = self.files.exists(os.path.join(group, MIRRORED))
+            all_copied = self.files.exists(os.path.join(path, GROUPS, ALL))
             if role is None or (role.role == copy_role.REPLICA and not copied and not all_copied):
-                continue  # a topic, or the first of its directories
+                continue  # no copy: a topic, or the first directory of a topic with replicas
             action = copy_role.JOIN_COPIED if copied else copy_role.JOIN
             if role.role not in action.roles:
                 raise copy_role.refusal(group if copied else path, role, action)
@@ -248,23 +278,11 @@ class GroupDirectory(NamedTuple):
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
         self.check_role()
         if not self.exists():
-            self._make_parent(parent)
-            aside = self._aside(parent)
-            if not put_in_place(files, aside, self.path, lambda: self._build(aside)) and not self.exists():
-                raise LogError(f"{self.path} is a directory of something else; move it away, or choose another name")
+            put_whole(files, self.path, self.permissions, self._build, self.exists)
         files.sync_directory(self.topic_path)
         files.sync_directory(parent)
         for path in self.other_paths:
             self._point_here(path)
-
-    def _make_parent(self, parent: str) -> None:
-        if not self.files.exists(parent):
-            _check_here(self.files, os.path.dirname(parent))
-            with suppress(FileExistsError):  # another member has made it
-                self.files.make_directory(parent, self.permissions)
-
-    def _aside(self, parent: str) -> str:
-        return new_aside(self.files, os.path.join(parent, self.name))
 
     def _build(self, aside: str) -> None:
         files = self.files
@@ -287,8 +305,8 @@ class GroupDirectory(NamedTuple):
             raise GroupElsewhereError(path, self.name, old.topic)
         try:
             if old != pointer and not (files.exists(path) and files.is_directory(path)):
-                self._make_parent(parent)
-                aside = self._aside(parent)
+                make_parent(files, parent, self.permissions)
+                aside = new_aside(files, path)
                 files.write_new(aside, json.dumps(pointer._asdict()).encode(), readable_by_all(self.permissions))
                 with suppress(IsADirectoryError):  # another process has made a group of this name there
                     files.rename(aside, path)
@@ -304,7 +322,7 @@ class GroupDirectory(NamedTuple):
 
     def _is_outdated(self, pointer: _Pointer, topic_path: str) -> bool:
         """True if the pointer in a topic differs only because topics were moved or copied since it was written."""
-        if self._is_original_of(topic_path, pointer.of):
+        if self._is_copy_of(topic_path, pointer.of):
             return True  # the file was copied with its topic
         topic = self._topic_of(pointer)
         return topic is not None and _same_directory(self.files, topic, self.topic_path)
@@ -321,7 +339,7 @@ class GroupDirectory(NamedTuple):
                 return path
         return None
 
-    def _is_original_of(self, topic_path: str, name: str) -> bool:
+    def _is_copy_of(self, topic_path: str, name: str) -> bool:
         """True if the topic at the path is a copy of one with this name beside it: both have the same log."""
         original = os.path.join(os.path.dirname(topic_path), name)
         if not NAME.fullmatch(name) or _same_directory(self.files, original, topic_path):
@@ -332,7 +350,7 @@ class GroupDirectory(NamedTuple):
     def _check_moved(self, before: str, now: TopicPartition) -> None:
         """`LogError` if the given topic is a copy of the topic with the commits."""
         path = next((each for each in self.other_paths if os.path.basename(each) == now.topic), None)
-        if path is None or not self._is_original_of(path, before):  # the first topic has its own commits
+        if path is None or not self._is_copy_of(path, before):  # the first topic has its own commits
             return
         original = os.path.join(os.path.dirname(path), before)
         pointer = os.path.join(original, GROUPS, self.name)
@@ -347,7 +365,7 @@ class GroupDirectory(NamedTuple):
     def remove(self) -> None:
         """Remove the group's directory by one rename, and the files that point to it. Synced."""
         files, parent = self.files, os.path.join(self.topic_path, GROUPS)
-        aside = self._aside(parent)
+        aside = new_aside(files, self.path)
         files.move_directory(self.path, aside)
         files.sync_directory(parent)
         files.remove_tree(aside)

@@ -44,10 +44,6 @@ from .membership import Listener, Membership
 from .offsets import Offsets
 from .start_position import StartPosition
 
-__all__ = [
-    "POLLED_RECORDS", "AnyGroup", "CommitPolicy", "Group", "GroupOptions", "OnChange", "PreparedCommit", "TopicsGroup",
-]  # fmt: skip
-
 CommitPolicy = str | float | timedelta  # "after", "manual", or an interval
 OnChange = Callable[[list[Any]], object]
 
@@ -74,6 +70,9 @@ class GroupOptions(TypedDict, total=False):
     on_assign: OnChange | None
     on_revoke: OnChange | None
     on_out_of_range: Literal["raise", "start"]
+
+
+OPTIONS = GroupOptions.__annotations__.keys()
 
 
 class PreparedCommit(NamedTuple):
@@ -142,8 +141,8 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             # in the middle of any operation.
             self._left = True
             self._membership.abandon()
-            said = f"group {self.name}, member {self.member}, was not closed"
-            warnings.warn(said, ResourceWarning, stacklevel=2, source=self)
+            message = f"group {self.name}, member {self.member}, was not closed"
+            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
     def _facts(self) -> Iterator[tuple[str, object]]:
         yield "", self.name
@@ -188,8 +187,9 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         check_count("max_records", max_records)
         self._check_open()
         run = self._next(timeout, "polled", max_records)
-        if run is None:
-            return []
+        return [] if run is None else self._polled(run)
+
+    def _polled(self, run: Run) -> list[Handed]:
         shown = list(self._shown(run.partition, iter(run.batch.records())))
         run.all_out = True
         return shown
@@ -263,7 +263,7 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
                     return None
                 self._observer.wait(self._until(deadline))
                 has_read_reports = False
-            membership.read_reports_next()
+            membership.read_at = 0.0
         return None
 
     def _until(self, deadline: float | None) -> float:
@@ -351,12 +351,9 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 
         `count_records=True` also counts the records. This reads the header of each batch in that range.
         """
-        entries = self._entries()
-
-        def first(partition: TopicPartition) -> int:
-            return self._membership.start.first(partition, entries)
-
-        return self._by_key(self._directory.lag(entries, first=first, count_records=count_records))
+        entries, start = self._entries(), self._membership.start
+        lag = self._directory.lag(entries, first=lambda each: start.first(each, entries), count_records=count_records)
+        return self._by_key(lag)
 
     @property
     def assignment(self) -> list[Key]:
@@ -521,12 +518,10 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
 class Group(AnyGroup[Record, Batch, int]):
     """One member of a consumer group on one topic. `Topic.group` makes it; it is a context manager."""
 
-    def _shown(self, partition: TopicPartition, records: Iterator[Record]) -> Iterator[Record]:
-        del partition
+    def _shown(self, _: TopicPartition, records: Iterator[Record]) -> Iterator[Record]:
         return records
 
-    def _shown_batch(self, partition: TopicPartition, batch: Batch) -> Batch:
-        del partition
+    def _shown_batch(self, _: TopicPartition, batch: Batch) -> Batch:
         return batch
 
     def _record(self, what: Any) -> tuple[Record, TopicPartition]:

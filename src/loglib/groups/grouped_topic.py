@@ -1,38 +1,40 @@
 """Grouped topic: the consumer groups of one topic, and its figures, to which the lag of groups belongs.
 
 Invariant: a group's files are in the directory of its first topic, and a group that is stored with another topic is
-refused.
+refused. The modules of groups are loaded when a group is first used.
 
 Threads: safe for all.
 """
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from ..append.stats import TopicStats, stats_of_partition
-from ..config.arguments import Start, check_names
+from ..config.arguments import Start, check_names, check_options
 from ..errors import GroupNotFoundError
-from ..log.lag import Lag
 from ..log.log import Log
 from ..open_topic import OpenTopic
-from . import Group, GroupInfo, OffsetMove, TopicPartition, administration
-from .directory import GenerationFence, GroupDirectory, check_logs_differ, group_names
-from .group import GroupOptions
+from ..system.clock import monotonic
+from ..system.process import importing
 
-__all__ = ["GroupedTopic", "committed_of"]
+if TYPE_CHECKING:
+    from ..append.stats import AppendTimes, TopicStats
+    from ..log.lag import Lag
+    from .administration import GroupInfo, OffsetMove
+    from .assignment import TopicPartition
+    from .directory import GenerationFence, GroupDirectory
+    from .group import Group, GroupOptions
 
 
 class GroupedTopic(OpenTopic):
     """An open topic whose groups can be joined: a base of `Topic`."""
 
     _new_fence: Callable[[], GenerationFence]  # makes a fence for the generations of members in transactions
-    _oldest: dict[int, tuple[int, int]]  # of each partition: its log start, and the append time there
+    _append_times: AppendTimes  # that `stats` has read
 
     def group(self, name: str, **options: Unpack[GroupOptions]) -> Group:
         """Join a consumer group. Its members share the partitions; each group gets all records.
@@ -46,10 +48,15 @@ class GroupedTopic(OpenTopic):
         committed and released. If the committed offset is no longer in the log, `on_out_of_range="start"` begins
         at `start` again instead of raising an error.
         """
+        from .group import OPTIONS, Group
+
+        check_options(self.group, options, OPTIONS)
         return Group(self._group_directory(name), **options)
 
     def groups(self) -> list[str]:
         """The sorted names of the consumer groups that are stored with this topic. Joins none of them."""
+        from .directory import group_names
+
         self._handles.check_open()
         return group_names(self._files, self.path)
 
@@ -60,7 +67,9 @@ class GroupedTopic(OpenTopic):
         `count_records` also counts the records of the lag, by reading the header of every batch in it. Raises
         `GroupNotFoundError`, and `GroupElsewhereError` if the group is stored with another topic.
         """
-        return administration.inspect(self._group_directory(name), count_records=count_records).of_topic(self.name)
+        from .administration import inspect
+
+        return inspect(self._group_directory(name), count_records=count_records).of_topic(self.name)
 
     def reset_group(
         self, name: str, start: Start | Mapping[int, Start], *, dry_run: bool = False
@@ -71,11 +80,14 @@ class GroupedTopic(OpenTopic):
         `dry_run` nothing is committed. Raises `GroupBusyError` if the group has members, and
         `GroupElsewhereError` if it is stored with another topic.
         """
+        from .administration import reset
+        from .assignment import TopicPartition
+
         place = self._group_directory(name)
         start_of: Any = start
         if isinstance(start, Mapping):
             start_of = {TopicPartition(self.name, self.partition(key).id): each for key, each in start.items()}
-        moves = administration.reset(place, start_of, dry_run=dry_run)
+        moves = reset(place, start_of, dry_run=dry_run)
         return {each.partition: move for each, move in moves.items()}
 
     def evict_member(self, name: str, member: str) -> list[int]:
@@ -84,7 +96,9 @@ class GroupedTopic(OpenTopic):
         Other members claim them immediately. The evicted member gets `StaleGenerationError` when it next asks for
         records or commits. Raises `LogError` if the group has no such member.
         """
-        taken = administration.evict(self._group_directory(name), member)
+        from .administration import evict
+
+        taken = evict(self._group_directory(name), member)
         return [each.partition for each in taken if each.topic == self.name]
 
     def delete_group(self, name: str) -> None:
@@ -92,26 +106,34 @@ class GroupedTopic(OpenTopic):
 
         Raises `GroupBusyError` if the group has members, and `GroupNotFoundError` if there is no such group.
         """
-        administration.delete(self._group_directory(name))
+        from .administration import delete
+
+        delete(self._group_directory(name))
 
     def stats(self) -> TopicStats:
         """Figures for monitoring: sizes, what this process has appended, times of flushes, lag of the groups.
 
         It reads no records and takes no lock: a fraction of a millisecond for each partition and each group. Rates are
-        those between two moments: `later.rates_since(earlier)`. A group that is kept with another topic is in the
-        figures of that topic.
+        those between two moments: `later.rates_since(earlier)`. Of a group on several topics, each topic has the lag in
+        its own partitions.
         """
+        from ..append.stats import TopicStats, stats_of_partition
+        from .administration import lag as lag_of
+        from .directory import followed_groups
+
         self._handles.check_open()
         lag: dict[str, dict[int, Lag]] = {}
-        for name in self.groups():
-            with suppress(GroupNotFoundError):  # it has just been deleted
-                found = administration.lag(self._group_directory(name))
+        for name in followed_groups(self._files, self.path):
+            with suppress(GroupNotFoundError):  # it has just been deleted, or its own topic is not beside this one
+                found = lag_of(self._group_directory(name))
                 lag[name] = {each.partition: behind for each, behind in found.items()}
-        partitions = tuple(stats_of_partition(each, self._oldest) for each in self._accesses)
-        return TopicStats(self.name, time.monotonic(), partitions, lag)
+        partitions = tuple(stats_of_partition(each, self._append_times) for each in self._accesses)
+        return TopicStats(self.name, monotonic(), partitions, lag)
 
     def _group_directory(self, name: str, topics: Sequence[OpenTopic] = ()) -> GroupDirectory:
         """The directory of the group with this name, on this topic or on several."""
+        from .directory import GroupDirectory, check_logs_differ
+
         check_names(name)
         self._handles.check_open()
         check_logs_differ({each.name: each.log_id for each in topics})
@@ -127,15 +149,20 @@ class GroupedTopic(OpenTopic):
 
 def committed_of(reference: weakref.ref[GroupedTopic], group: str) -> dict[int, int]:
     """The commits of a group in this topic, by partition; none if the topic is gone."""
+    with importing:  # in the background thread
+        from .administration import committed
+
     topic = reference()
     if topic is None:
         return {}
-    found = administration.committed(topic._group_directory(group))  # noqa: SLF001
+    found = committed(topic._group_directory(group))  # noqa: SLF001
     return {each.partition: offset for each, offset in found.items() if each.topic == topic.name}
 
 
 def _logs_of(topics: Sequence[OpenTopic]) -> dict[TopicPartition, Log]:
     """The logs of these topics, with those of partitions that were added since."""
+    from .assignment import TopicPartition
+
     return {
         TopicPartition(each.name, access.id): access.log
         for each in topics for access in each._accesses  # noqa: SLF001

@@ -20,8 +20,6 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.process import finish
 
-__all__ = ["MOST_BYTES", "LockFile", "read_if_held", "readable_by_all"]
-
 MOST_BYTES = 1 << 16  # of text; the text of a member with a thousand topics has about 30 KB
 
 

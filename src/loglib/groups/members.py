@@ -22,6 +22,7 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 from ..config.arguments import check_names
@@ -30,8 +31,6 @@ from ..errors import CorruptLogError, GroupMismatchError, LockedError
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .lock_file import LockFile, read_if_held
-
-__all__ = ["Member", "MemberFile", "live_members", "new_member_name"]
 
 logger = logging.getLogger("loglib")
 
@@ -66,7 +65,8 @@ class MemberFile(NotCopyable):
         """Join. `LockedError` if the group has a member of this name."""
         check_names(name)
         self.name = name
-        self.facts = Member(tuple(topics), strategy, os.getpid(), os.uname().nodename, _now())
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.facts = Member(tuple(topics), strategy, os.getpid(), os.uname().nodename, since)
         self._files = files
         self._directory = directory
         self._path = os.path.join(directory, name)
@@ -128,13 +128,9 @@ def live_members(files: Files, directory: str, *, known: str | None = None, remo
     return members
 
 
-_warned: set[str] = set()
-
-
+@cache
 def _warn_once(path: str) -> None:
-    if path not in _warned:
-        _warned.add(path)
-        logger.warning("no permission to read %s: it counts as a live member, although it may be dead", path)
+    logger.warning("no permission to read %s: it counts as a live member, although it may be dead", path)
 
 
 def _parse(text: str) -> Member:
@@ -150,6 +146,7 @@ def _parse(text: str) -> Member:
 
 
 def _hold(files: Files, path: str, permissions: int) -> LockFile:
+    """The member's file, locked. Another member that lists the files may hold it for a moment."""
     holder: str | None = ""
     for _ in range(_JOIN_TRIES):
         try:
@@ -172,7 +169,3 @@ def _hold(files: Files, path: str, permissions: int) -> LockFile:
     raise LockedError(
         path, f"a member of that name: {holder or 'just joining'}", advice="join under another name, or after it left"
     )
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

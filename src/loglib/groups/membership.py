@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import NoReturn
 
-from ..errors import StaleGenerationError, StorageIOError, is_out_of_descriptors
+from ..errors import StaleGenerationError, StorageIOError
+from ..system.failures import is_out_of_descriptors
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from .assignment import STRATEGIES, TopicPartition, assign
@@ -31,8 +32,6 @@ from .directory import GroupDirectory
 from .members import Member, MemberFile
 from .owners import Ownership, read_owner
 from .start_position import StartPosition
-
-__all__ = ["Listener", "Membership"]
 
 Listener = Callable[[list[TopicPartition]], object]
 
@@ -64,6 +63,7 @@ class Membership(NotCopyable):
         """
         self.start = start
         self.look_at = 0.0  # when the next look is due
+        self.read_at = 0.0  # when the next reading of the system's reports is due
         self.looked = False
         self.in_listener = False  # `on_assign` or `on_revoke` is running, and may call the group
         self.revoking = False  # `on_revoke` is running
@@ -80,7 +80,6 @@ class Membership(NotCopyable):
         self._lost: StaleGenerationError | None = None  # since the member last looked
         self._unannounced: list[TopicPartition] = []  # claimed, but `on_assign` has not returned
         self._looks = iter(_LOOKS_S)
-        self._read_at = 0.0
         self._check_at = 0.0
         self._rebalance_at = 0.0
         with ExitStack() as opened:
@@ -107,17 +106,13 @@ class Membership(NotCopyable):
 
         True if the reports were read.
         """
-        reads = now >= self._read_at
+        reads = now >= self.read_at
         if reads:
             self._read_reports(now)
         if now >= self.look_at:
             self.look(now)
         self.announce()
         return reads
-
-    def read_reports_next(self) -> None:
-        """Read the reports in the next call of `act`."""
-        self._read_at = 0.0
 
     def _read_reports(self, now: float) -> None:
         changes = self._observer.changed()
@@ -129,14 +124,14 @@ class Membership(NotCopyable):
                 self._look_soon(now)
             if not changes.keys().isdisjoint(self._directory.descriptions):
                 self.take_in_added()
-        self._read_at = now + _READ_S
+        self.read_at = now + _READ_S
 
     def take_in_added(self) -> None:
         """Take in the partitions that were added to the topics, and share them at the next look."""
         added = self._directory.take_in_added()
         if added:
             self.start.added.update(added)
-            self.offsets.use_names(self._directory.names())
+            self.offsets.names_now = self._directory.names()
             self.look_at = self._rebalance_at = 0.0
 
     def _apply_owner_changes(self, now: float, names: set[str]) -> None:
@@ -224,8 +219,9 @@ class Membership(NotCopyable):
         for partition in partitions:
             committed = entries[partition].generation if partition in entries else 0
             least = max(committed, known.get(self._directory.owner_file(partition), 0))
-            if self.ownership.claim(partition, at_least=least):
-                generations[partition] = self.ownership.claimed(partition) or 0
+            generation = self.ownership.claim(partition, at_least=least)
+            if generation is not None:
+                generations[partition] = generation
         return generations
 
     def _go_to_starts(self, generations: Mapping[TopicPartition, int]) -> None:

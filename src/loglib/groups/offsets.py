@@ -22,6 +22,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from ..config.policies import Durability, FlushPolicy, Retention, TopicConfig
 from ..errors import (
@@ -54,8 +55,6 @@ from .commit_log import (
 )
 from .lock_file import readable_by_all
 
-__all__ = ["Offsets", "log_names", "make_offsets", "offsets_identity"]
-
 logger = logging.getLogger("loglib")
 
 _COMPACT_BYTES = 1 << 20  # about 10,000 commits: a new owner reads them in about 50 ms
@@ -80,12 +79,8 @@ def make_offsets(files: Files, directory: str, log_id: bytes, group: str, *, now
     name = os.urandom(8).hex()
     aside = os.path.join(directory, f".{name}.tmp")
     identity, permissions = offsets_identity(log_id, group, name), readable_by_all(permissions)
-
-    def build() -> None:
-        files.make_directory(aside, permissions)
-        make_partition(files, aside, identity, now=now, permissions=permissions)
-
-    put_in_place(files, aside, os.path.join(directory, name), build)
+    make = partial(make_partition, files, aside, identity, now=now, permissions=permissions)
+    put_in_place(files, aside, os.path.join(directory, name), make)
     files.sync_directory(directory)
     return name
 
@@ -106,12 +101,11 @@ class Offsets(NotCopyable):
         names: Mapping[LogPartition, TopicPartition] | None = None,
         check_moved: Callable[[str, TopicPartition], None] = lambda _before, _now: None,
     ) -> None:
-        """`names`: the present names of the group's partitions.
+        """`check_moved` is called with the name of a topic in a commit and its present name, if they differ.
 
-        `check_moved` is called with the name of a topic in a commit and its present name, if they differ. It raises if
-        the commit is of another directory than the one with the present name.
+        It raises if the commit is of another directory than the one with the present name.
         """
-        self._names_now = names or {}
+        self.names_now = names or {}  # of the group's partitions; the caller sets it when partitions are added
         self._check_moved = check_moved
         self._files = files
         self._directory = directory
@@ -133,10 +127,6 @@ class Offsets(NotCopyable):
         self._unremoved: set[str] = set()  # folded logs that this member could not remove
         self._count = 0  # number of commits: it orders them if a failed log left one member with two logs
         self._names()
-
-    def use_names(self, names: Mapping[LogPartition, TopicPartition]) -> None:
-        """Use these names of the group's partitions from now on."""
-        self._names_now = names
 
     def close(self) -> None:
         """Close the files. Another member may then take this member's log."""
@@ -165,9 +155,9 @@ class Offsets(NotCopyable):
         entries = merged(
             {TopicPartition(entry.topic, each.partition): entry}
             for each, entry in stored.items()
-            if each not in self._names_now
+            if each not in self.names_now
         )
-        for each, now in self._names_now.items():
+        for each, now in self.names_now.items():
             if each in stored:
                 if stored[each].topic != now.topic:
                     self._check_moved(stored[each].topic, now)

@@ -18,8 +18,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from ..system.directory import Directory
@@ -28,8 +28,6 @@ from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
 from .commit_log import LogPartition
 from .lock_file import MOST_BYTES, LockFile, read_if_held, readable_by_all
-
-__all__ = ["Owner", "Ownership", "evict_owner", "holder_of", "owned_partitions", "read_owner"]
 
 
 class Owner(NamedTuple):
@@ -40,6 +38,7 @@ class Owner(NamedTuple):
     pid: int
 
 
+_Named = TopicPartition | LogPartition | str  # its text is the name of the partition's file
 NOBODY = Owner(None, 0, 0)
 _OWNED = re.compile(r"([0-9a-f]{32})-([0-9]+)")
 
@@ -75,31 +74,34 @@ class Ownership(NotCopyable):
         file, generation = self._owned.get(partition, (None, 0))
         return generation if file is not None and file.is_named() else None
 
-    def claim(self, partition: TopicPartition, *, at_least: int) -> bool:
-        """Become the owner if there is none. The new generation is above all earlier ones and above `at_least`."""
+    def claim(self, partition: TopicPartition, *, at_least: int) -> int | None:
+        """Become the owner if there is none, and return the generation; None if there is an owner.
+
+        The new generation is above all earlier ones and above `at_least`.
+        """
         name = self._name_of(partition)
         path = os.path.join(self._directory, name)
         if not self.is_free(partition):
-            return False
+            return None
         file = None
         with suppress(PermissionError):  # another user's file
             file = LockFile(self._files, path, self._permissions)
         if file is None or file.has_other_names():
             if file is not None:
                 file.abandon()
-            if not replace_owner(self._files, self._directory, name, self._permissions):
-                return False
+            if not evict_owner(self._files, self._directory, name, self._permissions, unless_held=True):
+                return None
             file = LockFile(self._files, path, self._permissions)
         if not file.try_lock():
             file.abandon()
-            return False
+            return None
         generation = max(_parse(file.text()).generation, at_least) + 1
         file.replace(_text(Owner(self._member, generation, os.getpid())))
         if not file.is_named():  # `evict` has replaced it; the new file may be another member's
             file.abandon()
-            return False
+            return None
         self._owned[partition] = file, generation
-        return True
+        return generation
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
         """Release partitions, so that other members can claim them."""
@@ -125,7 +127,7 @@ def owned_partitions(files: Files, directory: str) -> list[LogPartition]:
     return sorted(LogPartition(bytes.fromhex(each[1]), int(each[2])) for each in matches if each)
 
 
-def read_owner(files: Files, directory: str, partition: TopicPartition | LogPartition | str) -> Owner:
+def read_owner(files: Files, directory: str, partition: _Named) -> Owner:
     """The owner in the partition's file. That member may have died since it wrote the file."""
     try:
         return _parse(files.read_whole(os.path.join(directory, str(partition)), MOST_BYTES).decode(errors="replace"))
@@ -133,44 +135,31 @@ def read_owner(files: Files, directory: str, partition: TopicPartition | LogPart
         return NOBODY
 
 
-def holder_of(files: Files, directory: str, partition: TopicPartition | LogPartition | str) -> Owner | None:
+def holder_of(files: Files, directory: str, partition: _Named) -> Owner | None:
     """The owner that holds the file now; None if no process holds it."""
     text = read_if_held(files, os.path.join(directory, str(partition)))
     return None if text is None else _parse(text)
 
 
-def evict_owner(files: Files, directory: str, partition: TopicPartition | LogPartition | str, permissions: int) -> None:
-    """Take the partition from its owner, which may hang: replace the file that the owner holds."""
-    with _replacing(files, directory) as opened:
-        _put_new(opened, str(partition), permissions)
+def evict_owner(files: Files, path: str, partition: _Named, permissions: int, *, unless_held: bool = False) -> bool:
+    """Take the partition from its owner, which may hang: replace its file by one without an owner, a generation later.
 
-
-def replace_owner(files: Files, directory: str, name: str, permissions: int) -> bool:
-    """Replace a file that this process may not write by one that it may write, if no process holds the old file."""
-    with _replacing(files, directory) as opened:
-        if read_if_held(files, opened.path_of(name), within=opened) is not None:
-            return False
-        _put_new(opened, name, permissions)
-        return True
-
-
-def _put_new(directory: Directory, name: str, permissions: int) -> None:
-    """Replace an owner's file by one without an owner, in the next generation."""
-    before = NOBODY
-    with suppress(FileNotFoundError):
-        before = _parse(directory.read_whole(name, MOST_BYTES).decode(errors="replace"))
-    aside = f".{os.urandom(8).hex()}.tmp"
-    content = _text(Owner(None, before.generation + 1, os.getpid()))
-    directory.write_new(aside, content, readable_by_all(permissions))
-    directory.rename(aside, name)
-
-
-@contextmanager
-def _replacing(files: Files, path: str) -> Iterator[Directory]:
-    """Hold the directory's lock: two replacements at the same time would give two owners the same generation."""
+    With `unless_held` nothing changes, and the result is False, if a process holds the old file.
+    """
+    name = str(partition)
     with Directory.open(files, path) as directory:
+        # Two replacements at the same time would give two owners the same generation.
         directory.lock_for_a_moment("a process that evicts a member", advice="let it finish, or end it, and try again")
-        yield directory
+        if unless_held and read_if_held(files, directory.path_of(name), within=directory) is not None:
+            return False
+        before = NOBODY
+        with suppress(FileNotFoundError):
+            before = _parse(directory.read_whole(name, MOST_BYTES).decode(errors="replace"))
+        aside = f".{os.urandom(8).hex()}.tmp"
+        content = _text(Owner(None, before.generation + 1, os.getpid()))
+        directory.write_new(aside, content, readable_by_all(permissions))
+        directory.rename(aside, name)
+        return True
 
 
 def _parse(text: str) -> Owner:

@@ -9,16 +9,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-from ..config.arguments import Start
+from ..config.arguments import Start, check_options
 from ..config.uri import is_remote
 from ..log import catalog
 from ..system.files import REAL
 from . import GroupInfo, OffsetMove, TopicPartition, TopicsGroup, administration
 from .directory import GroupDirectory, group_names
-from .group import GroupOptions
+from .group import OPTIONS, GroupOptions
 from .grouped_topic import GroupedTopic
-
-__all__ = ["delete_group", "evict_member", "group", "group_info", "reset_group", "topics"]
 
 
 def topics(directory: str | os.PathLike[str]) -> list[catalog.TopicInfo]:
@@ -38,6 +36,7 @@ def group(topics: Sequence[GroupedTopic], name: str, **options: Unpack[GroupOpti
     The group's files are in the directory of the first topic, so all members must give the topics in the
     same order. The group yields (topic name, record), and its partitions are `TopicPartition`s.
     """
+    check_options(group, options, OPTIONS)
     names = [topic.name for topic in topics]
     if not topics or len(set(names)) < len(names):
         raise ValueError(f"a group needs topics of different names, not {names}")

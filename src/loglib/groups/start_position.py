@@ -19,8 +19,6 @@ from .assignment import TopicPartition
 from .commit_log import Entries, Entry
 from .directory import GroupDirectory
 
-__all__ = ["StartPosition"]
-
 _NEVER = 1 << 63
 
 

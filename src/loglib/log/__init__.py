@@ -4,27 +4,18 @@ from typing import TYPE_CHECKING
 
 from ..config.lazy import lazily
 
-if TYPE_CHECKING:
-    from .catalog import TopicInfo
-    from .cursor import BorrowedRange
-    from .reader import OnDamage, Reader, StartLike
-    from .recovery import Recovery
-    from .repair import Repair, RepairReport
-    from .verify import VerifyReport
+if TYPE_CHECKING:  # "as" makes a name public for type checkers
+    from .catalog import TopicInfo as TopicInfo
+    from .cursor import BorrowedRange as BorrowedRange
+    from .reader import OnDamage as OnDamage
+    from .reader import Reader as Reader
+    from .reader import StartLike as StartLike
+    from .recovery import Recovery as Recovery
+    from .repair import Repair as Repair
+    from .repair import RepairReport as RepairReport
+    from .verify import VerifyReport as VerifyReport
 
-__all__ = [
-    "BorrowedRange",
-    "OnDamage",
-    "Reader",
-    "Recovery",
-    "Repair",
-    "RepairReport",
-    "StartLike",
-    "TopicInfo",
-    "VerifyReport",
-]
-
-__getattr__, __dir__ = lazily(
+__getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         ".catalog": "TopicInfo",

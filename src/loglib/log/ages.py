@@ -35,11 +35,6 @@ from ..format.header import crc32c
 from ..segment import SegmentHeader, SegmentReader
 from ..system.clock import TIME_ITSELF, Moment
 
-__all__ = [
-    "BELIEVED_AFTER_US", "MOST_BYTES", "NAME", "TOLERANCE_US", "Age", "Stamp", "Timeline", "began_boottime", "decode",
-    "encode", "open_since",
-]  # fmt: skip
-
 NAME = "clock"
 MAGIC = b"\x89LLCLK\r\n"
 VERSION = 1

@@ -15,6 +15,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from ..format.batch import Batch, Source
+from ..format.chain import End
 from ..format.columns import decode_binary
 from ..format.header import HEADER_BYTES, unchecked_header
 from ..format.record import Record, new_tuple
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..format.bundle import Bundled, Items
-
-__all__ = ["Bundle"]
 
 _WORTH_JOINING = 8  # records per batch; from this number on, their values are joined and then decoded as one column
 
@@ -43,12 +42,12 @@ def _parser() -> Callable[..., Bundled | None] | None:
 class Bundle:
     """Records of neighbouring batches, by number: 0 is the first that the bundle shows."""
 
-    __slots__ = ("_block", "_facts", "_first", "_position", "_stop", "partition", "path")
+    __slots__ = ("_block", "_first", "_position", "_stop", "facts", "partition", "path")
 
     def __init__(self, partition: int, facts: Bundled, block: bytes, path: str, file_position: int) -> None:
         self.partition = partition
         self.path = path
-        self._facts = facts
+        self.facts = facts  # of all batches, also of those that are not shown
         self._block = block
         self._position = file_position  # of the block
         self._first = 0
@@ -87,29 +86,15 @@ class Bundle:
         return self.offset_of(len(self))
 
     @property
-    def batch_count(self) -> int:
-        """The number of batches, also of those that are not shown."""
-        return len(self._facts.positions)
-
-    @property
-    def previous_crc(self) -> int:
-        """The header CRC of the batch that the first batch follows."""
-        return self._facts.previous_crc
-
-    @property
-    def last_crc(self) -> int:
-        """The header CRC of the last batch."""
-        return self._facts.last_crc
-
-    @property
-    def last_batch(self) -> int:
-        """Base offset of the last batch."""
-        return self._facts.begin + int(self._facts.positions[-1])
+    def chain_end(self) -> End:
+        """The end of the chain of batches, also of those that are not shown."""
+        facts = self.facts
+        return End(facts.begin + facts.end, facts.begin + int(facts.positions[-1]), facts.last_crc)
 
     @property
     def stored(self) -> bytes:
         """The stored bytes of the batches, also of those that are not shown."""
-        return self._block[: self._facts.end]
+        return self._block[: self.facts.end]
 
     @property
     def held_bytes(self) -> int:
@@ -119,30 +104,30 @@ class Bundle:
     @property
     def content_bytes(self) -> int:
         """The bytes of keys and values; for a part of the bundle its share of them, by records."""
-        values, keys = self._facts.values, self._facts.keys
+        values, keys = self.facts.values, self.facts.keys
         whole = int(values.sizes.sum()) + (0 if keys is None else int(keys.sizes.sum()))
-        return whole * len(self) // len(self._facts.offsets)
+        return whole * len(self) // len(self.facts.offsets)
 
     def offset_of(self, number: int) -> int:
         """The offset of a record. For the number after the last one: where a reader continues after the bundle."""
-        facts, at = self._facts, self._first + number
+        facts, at = self.facts, self._first + number
         return int(facts.offsets[at]) if at < len(facts.offsets) else facts.begin + facts.end
 
     def part(self, first: int, stop: int) -> Bundle:
         """The records with the numbers [first, stop), over the same memory."""
-        part = Bundle(self.partition, self._facts, self._block, self.path, self._position)
+        part = Bundle(self.partition, self.facts, self._block, self.path, self._position)
         part._first = min(self._first + first, self._stop)
         part._stop = max(min(self._first + stop, self._stop), part._first)
         return part
 
     def between(self, start_offset: int, end_offset: int) -> Bundle:
         """The records with offsets in [start_offset, end_offset)."""
-        first, stop = self._facts.record_from(start_offset), self._facts.record_from(end_offset)
+        first, stop = self.facts.record_from(start_offset), self.facts.record_from(end_offset)
         return self.part(max(first - self._first, 0), max(stop - self._first, 0))
 
     def beginning_before(self, offset: int) -> Bundle:
         """The records of those batches whose base offsets are below `offset`."""
-        facts = self._facts
+        facts = self.facts
         batch = facts.batch_from(offset)
         return self if batch == len(facts.positions) else self.part(0, int(facts.first_records[batch]) - self._first)
 
@@ -151,7 +136,7 @@ class Bundle:
 
     def records(self) -> list[Record]:
         """The records as `Record` objects."""
-        facts, take = self._facts, slice(self._first, self._stop)
+        facts, take = self.facts, slice(self._first, self._stop)
         offsets = facts.offsets[self._first : self._stop + 1].tolist()
         if self._stop == len(facts.offsets):
             offsets.append(self.next_offset)
@@ -167,7 +152,7 @@ class Bundle:
         return list(map(new_tuple, repeat(Record), fields))
 
     def _values(self) -> Iterable[bytes | None]:
-        facts = self._facts
+        facts = self.facts
         batches = facts.batches_of(self._first, self._stop)
         if len(self) < _WORTH_JOINING * max(1, len(batches)):
             return self._items(facts.values)
@@ -180,7 +165,7 @@ class Bundle:
 
     def batches(self) -> Iterator[Batch]:
         """The records batch by batch; the first and the last batch may be shown in part."""
-        facts, block = self._facts, self._block
+        facts, block = self.facts, self._block
         for number in facts.batches_of(self._first, self._stop):
             place = int(facts.positions[number])
             header = unchecked_header(block, place)
@@ -192,5 +177,5 @@ class Bundle:
         """The columns of all records, as in `Batch.to_arrow`. Keys and values are copied once."""
         from ..format.arrow import bundle_batch
 
-        whole = bundle_batch(self.partition, self._facts, self._block, columns=columns)
+        whole = bundle_batch(self.partition, self.facts, self._block, columns=columns)
         return whole if len(self) == whole.num_rows else whole.slice(self._first, len(self))

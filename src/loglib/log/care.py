@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 
-from ..config.policies import TopicConfig
 from ..errors import CorruptLogError, LockedError
 from ..segment import Identity
 from ..system import lock
@@ -22,24 +21,13 @@ from ..system.not_copyable import NotCopyable
 from . import topic_file
 from .examine import Findings
 from .log import Log
-from .quarantine import copy_aside
-from .recovery import detach
+from .recovery import copy_aside, detach
 from .verify import Progress, VerifyReport, verify_description, verify_log
-
-__all__ = ["LogCare", "care_for", "change_description", "reach", "read_description", "verify_partition"]
 
 ALL_BYTES = 1 << 62  # of a file
 
 
 # --- a topic -----------------------------------------------------------------------------------------
-
-
-def read_description(files: Files, path: str) -> tuple[bytes, TopicConfig]:
-    """Read the log id and the policies of a topic. `CorruptLogError` if `topic.json` is damaged or lost."""
-    described = topic_file.read(files, path)
-    if described is None:
-        raise CorruptLogError(os.path.join(path, topic_file.NAME), 0, "no file", "the description of the topic")
-    return described
 
 
 def change_description(files: Files, path: str, name: str, change: Callable[[Directory], object]) -> str | None:
@@ -108,7 +96,7 @@ def reach(
     refusal: LockedError | None = None
     if not dry_run:
         try:
-            held = lock.acquire(files, os.path.join(path, lock.NAME), permissions)
+            held = lock.acquire(files, path, permissions)
         except LockedError as error:
             refusal = error
         else:
@@ -138,14 +126,9 @@ class LogCare(NotCopyable):
     def _path(self, name: str) -> str:
         return os.path.join(self._directory.path, name)
 
-    @contextmanager
-    def _opened(self, name: str, *, to_write: bool = False) -> Iterator[int]:
+    def _opened(self, name: str, *, to_write: bool = False) -> AbstractContextManager[int]:
         """Open a file, and close it in the end."""
-        fd = self._directory.open_write(name) if to_write else self._directory.open_read(name)
-        try:
-            yield fd
-        finally:
-            self._files.close(fd)
+        return self._files.closing(self._directory.open_write(name) if to_write else self._directory.open_read(name))
 
     def _keep(self, name: str, start: int = 0, size_bytes: int = ALL_BYTES) -> str | None:
         """Copy bytes of a file aside, if it has any there. Returns the path of the copy."""

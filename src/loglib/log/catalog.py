@@ -1,7 +1,7 @@
-"""Catalog: list, describe, grow and delete the topics of a directory.
+"""Catalog: list, describe, grow, rename and delete the topics of a directory.
 
-Invariant: listing opens no topic and changes nothing. A topic is deleted, or gets more partitions, only while no
-process writes it and no group in its directory has members. One rename deletes it for all readers.
+Invariant: listing opens no topic and changes nothing. A topic is deleted, renamed, or gets more partitions, only while
+no process writes it and no group in its directory has members. One rename deletes it for all readers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
-from ..config.arguments import check_count, topic_path
+from ..config.arguments import check_count, check_names, topic_path
 from ..config.policies import NAME, TopicConfig
 from ..errors import LogError
 from ..system import lock
@@ -22,8 +23,6 @@ from ..system.directory import Directory
 from ..system.files import REAL, Files
 from . import copy_role, topic_file
 from .recovery import list_segments
-
-__all__ = ["TopicInfo", "add_partitions", "delete", "describe_all", "names"]
 
 logger = logging.getLogger("loglib")
 
@@ -54,8 +53,15 @@ def _names(files: Files, directory: str) -> list[str]:
     return sorted(
         name for name in files.listdir(directory)
         if NAME.fullmatch(name) and not name.startswith(".")  # a volume has a lost+found, which nobody may enter
-        and files.exists(os.path.join(directory, name, topic_file.NAME))
+        and topic_file.exists(files, os.path.join(directory, name))
     )  # fmt: skip
+
+
+def what_is_here(files: Files, path: str, mode: str) -> str:
+    """The reason why there is no topic to open at the path, with this mode of `Topic.open`."""
+    if found := names(files, path):
+        return f"no topic but a directory of topics: open one of {', '.join(found)}"
+    return "no topic here; Topic.create(path) makes one" + (", and create=True, too" if mode == "a" else "")
 
 
 def describe_all(files: Files, directory: str | os.PathLike[str], *, groups_of: GroupsOf) -> list[TopicInfo]:
@@ -97,6 +103,28 @@ def delete(path: str | os.PathLike[str], *, check_unused: CheckUnused, files: Fi
         logger.warning("%s: this rest of the deleted topic %s could not be removed", aside, name)
 
 
+def rename(path: str | os.PathLike[str], name: str, *, check_unused: CheckUnused, files: Files = REAL) -> str:
+    """Give a topic another name in its directory. Returns its new path. Synced.
+
+    Its records, groups and transactions stay with it: they know it by its log id. Readers get `LogMovedError`.
+    `check_unused` refuses a topic that members of groups read. Raises `FileExistsError` if something has the name,
+    `FileNotFoundError` if there is no topic, and `LockedError` if a writer has it.
+    """
+    absolute = _existing_topic(files, path)
+    check_names(name)
+    parent = os.path.dirname(absolute)
+    target = os.path.join(parent, name)
+    if name.startswith("."):
+        raise ValueError(f"{name!r} begins with a dot: a topic of this name would not be listed")
+    with _locked(files, absolute):
+        check_unused(files, absolute)
+        if files.exists(target):
+            raise FileExistsError(errno.EEXIST, "something has this name already", target)
+        files.rename(absolute, target)
+        files.sync_directory(parent)
+    return target
+
+
 def add_partitions(
     path: str | os.PathLike[str],
     partitions: int,
@@ -112,12 +140,13 @@ def add_partitions(
     check_count("partitions", partitions)
     with _locked(files, absolute) as topic:
         copy_role.check_leader(files, absolute)
-        described = topic_file.read(files, absolute)
-        assert described is not None
-        log_id, config = described
+        log_id, config = topic_file.read_existing(files, absolute)
         if partitions <= config.partitions:
             raise ValueError(f"{absolute} has {config.partitions} partitions; the number can only rise")
-        topic_file.add_partitions(topic, log_id, config, partitions, now=clock())
+        grown = replace(config, partitions=partitions)
+        # A crash leaves empty logs that `topic.json` does not count. The next call uses them.
+        topic_file.make_missing(topic, log_id, grown, range(config.partitions, partitions), now=clock())
+        topic_file.write(topic, log_id, grown)
     logger.warning(
         "%s: has %d partitions now, and had %d: keys may belong to other partitions than before",
         absolute, partitions, config.partitions,
@@ -127,7 +156,7 @@ def add_partitions(
 def _existing_topic(files: Files, path: str | os.PathLike[str]) -> str:
     """The absolute path of a topic."""
     absolute = topic_path(path)
-    if not files.exists(os.path.join(absolute, topic_file.NAME)):
+    if not topic_file.exists(files, absolute):
         raise FileNotFoundError(errno.ENOENT, "no topic here", absolute)
     if not files.is_directory(absolute):
         raise LogError(f"{absolute} is a link to a topic; name the topic where it is")
@@ -142,7 +171,7 @@ def _locked(files: Files, path: str) -> Iterator[Directory]:
         topic.lock_for_a_moment("a process that runs retention or changes policies", advice="try again")
         for number in range(_partitions(files, path)):
             directory = topic_file.partition_directory(path, number)
-            held.callback(lock.acquire(files, os.path.join(directory, lock.NAME), 0o600).release)
+            held.callback(lock.acquire(files, directory, 0o600).release)
         yield topic
 
 

@@ -23,15 +23,9 @@ from ..format import checked_json
 from ..system.directory import Directory
 from ..system.files import Files
 
-__all__ = [
-    "ACTIONS", "APPEND", "ARCHIVE", "DELETE", "DEMOTE", "ELSEWHERE", "FOLLOW", "FORCE", "HEAL", "JOIN", "JOIN_COPIED",
-    "LEADER", "MANIFESTS", "MIRROR", "NAME", "PROMOTE", "READ", "REPAIR", "REPLICA", "ROLES", "SNAPSHOT", "SUPERSEDED",
-    "TIER", "TRANSACT", "UPLOAD", "Action", "Role", "check", "check_leader", "decode", "is_tier", "read", "refusal",
-]  # fmt: skip
-
 NAME = "copy.json"
 LEADER, SNAPSHOT, MIRROR = "leader", "snapshot", "mirror"
-REPLICA = "replica"  # one of several directories that are written together; more is in copies/member_list.py
+REPLICA = "replica"  # one of several directories that are written together; more is in copies/roster.py
 SUPERSEDED = "superseded"  # it was a leader; a copy has taken its place
 TIER = "tier"  # its sealed segments, as `loglib.offload.tier` uploads them
 MANIFESTS = "_tier"  # the directory of a tier's manifests
@@ -91,6 +85,12 @@ class Role(NamedTuple):
     def write(self, directory: Directory, permissions: int) -> None:
         """Give the directory this role. Synced."""
         directory.replace(NAME, self.encode(), permissions)
+
+    def take(self, files: Files, path: str, permissions: int) -> None:
+        """Give the topic at this path this role, while no other process changes the topic. Synced."""
+        with Directory.open(files, path) as directory:
+            directory.lock_for_a_moment("a process that changes the topic", advice="try again")
+            self.write(directory, permissions)
 
     def encode(self) -> bytes:
         """The content of the file."""

@@ -16,21 +16,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing, suppress
-from typing import NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from ..errors import CorruptLogError, InvalidOffsetError, LogError, LogMovedError, OffsetOutOfRangeError
 from ..format.batch import Batch, stored_header
 from ..format.header import HEADER_BYTES
 from ..format.record import Damage
-from ..format.watermark import Mark
 from ..segment import SegmentReader
 from ..system.not_copyable import NotCopyable
 from .bundle_reader import Bundle
-from .donors import Donors, named_end
 from .gaps import Gap
 from .log import Log
 
-__all__ = ["BLOCK_BYTES", "BorrowedRange", "Cursor", "Piece", "has_records"]
+if TYPE_CHECKING:  # loaded when a log has donors
+    from .donors import Donors
 
 logger = logging.getLogger("loglib")
 
@@ -67,18 +66,21 @@ class Cursor(NotCopyable):
         log: Log,
         position: int,
         *,
-        skip_before: int = 0,
         on_damage: Callable[[Damage], object] | None = None,
         on_gap: Callable[[Damage], object] | None = None,
         on_lent: Callable[[BorrowedRange], object] | None = None,
     ) -> None:
         self.log = log
         self.position = position  # base offset of the next batch to read
-        self._skip_before = skip_before  # the first wanted record in that batch
+        self._skip_before = 0  # the first wanted record in that batch
         self._on_damage = on_damage  # gets damage, and reading continues after it; None: damage is an error
         self._on_gap = on_gap or on_damage  # gets the declared gaps
         self._on_lent = on_lent  # gets what was read from a donor; None: donors are not asked
-        self._donors = Donors(log.files, log.donors, log.identity) if on_lent is not None and log.donors else None
+        self._donors: Donors | None = None
+        if on_lent is not None and log.donors:
+            from .donors import Donors
+
+            self._donors = Donors(log.files, log.donors, log.identity)
         # The end and the CRC of the batch read last. After an interrupt the end may differ from the position.
         self._last_read: tuple[int, int] | None = None
         self._segment: SegmentReader | None = None
@@ -93,15 +95,14 @@ class Cursor(NotCopyable):
         log: Log,
         offset: int,
         *,
-        mark: Mark | None = None,
         on_damage: Callable[[Damage], object] | None = None,
         on_gap: Callable[[Damage], object] | None = None,
         on_lent: Callable[[BorrowedRange], object] | None = None,
     ) -> Cursor:
         """A cursor at a record's offset, or at the flushed end. With `on_damage` it reads past damage."""
-        past_damage = on_damage is not None or (on_lent is not None and bool(log.donors))
-        base = log.batch_base(offset, mark or log.mark(), past_damage=past_damage)
-        return cls(log, base, skip_before=offset, on_damage=on_damage, on_gap=on_gap, on_lent=on_lent)
+        cursor = cls(log, offset, on_damage=on_damage, on_gap=on_gap, on_lent=on_lent)
+        cursor.seek(offset)
+        return cursor
 
     @property
     def offset(self) -> int:
@@ -230,18 +231,18 @@ class Cursor(NotCopyable):
     def _bundle(self, segment: SegmentReader, stop: int, limit: int) -> Bundle | None:
         """The small batches of the next block; None if they are few, or in any unusual case."""
         bundle = Bundle.read(segment, self.position, stop, block_bytes=BLOCK_BYTES)
-        if bundle is None or bundle.batch_count < _MANY or not self._is_linked(bundle, segment, limit):
+        if bundle is None or len(bundle.facts.positions) < _MANY or not self._is_linked(bundle, segment, limit):
             return None
         begin, self.position = self.position, bundle.next_offset
-        self._last_read = self.position, bundle.last_crc
+        self._last_read = self.position, bundle.facts.last_crc
         return bundle.between(self._skip_before, self.position) if self._skip_before > begin else bundle
 
     def _is_linked(self, bundle: Bundle, segment: SegmentReader, limit: int) -> bool:
         """True if the bundle follows the batch read last, and the next batch follows the bundle."""
         last_read = self._last_read
-        if last_read is not None and last_read[0] == self.position and last_read[1] != bundle.previous_crc:
+        if last_read is not None and last_read[0] == self.position and last_read[1] != bundle.facts.previous_crc:
             return False
-        return self._link_at(bundle.next_offset, segment, limit) in (None, bundle.last_crc)
+        return self._link_at(bundle.next_offset, segment, limit) in (None, bundle.facts.last_crc)
 
     def _batches(self, segment: SegmentReader, stop: int, limit: int) -> list[Batch]:
         """The batches of the next block."""
@@ -269,7 +270,7 @@ class Cursor(NotCopyable):
         return used + used // _FEW  # as many batches, which have similar sizes
 
     def seek(self, offset: int) -> None:
-        """Go to a record's offset or the flushed end. Raises the errors of `Cursor.at`."""
+        """Go to a record's offset or the flushed end. Raises the errors of `Log.batch_base`."""
         past_damage = self._on_damage is not None or self._donors is not None
         position = self.log.batch_base(offset, self.log.mark(), past_damage=past_damage)
         self.place = position, offset
@@ -352,6 +353,8 @@ class Cursor(NotCopyable):
 
         The list is empty if all of these batches are before the first wanted record.
         """
+        from .donors import named_end
+
         start, last_read = self.position, self._last_read
         before = last_read[1] if last_read is not None and last_read[0] == start else None
         lent = donors.lend(self.log, range(start, named_end(self.log, start, limit)), before=before)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ..config.policies import MAX_BATCH_BYTES
 from ..errors import LogError
-from ..format.batch import Batch, Source, taken
+from ..format.batch import Batch, Source, batch_of
 from ..format.chain import End, follow
 from ..format.header import HEADER_BYTES, BadBatch, Header, NewerBatch, layout
 from ..format.watermark import Mark
@@ -33,10 +33,9 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .log import Log
 
-__all__ = ["CheckedBatch", "Donor", "Donors", "ProvenRange", "crc_before", "header_here", "named_end"]
-
-_STRETCH_BYTES = 1 << 20
-_MOST_DECOMPRESSED = 4 << 20  # of the batches of a range, if they are more than one
+# Of the batches of a proven range, if they are more than one.
+_RANGE_BYTES = 1 << 20
+_MOST_DECOMPRESSED = 4 << 20
 
 
 class CheckedBatch(NamedTuple):
@@ -100,15 +99,15 @@ class Donor(NotCopyable):
         batches = self._batches(base, length)
         if len(batches) > 1:
             segment.corrupt(base, f"{len(batches)} batches", f"one of {length} bytes")
-        as_batch(batches[0], segment.partition, self.source(base)).decode()
+        self.as_batch(batches[0]).decode()
         return batches[0]
 
-    def fetch(self, stretch: ProvenRange) -> list[CheckedBatch]:
+    def fetch(self, proven: ProvenRange) -> list[CheckedBatch]:
         """The batches of the range, proven again, because the files of a donor may change at any time."""
-        batches = self._batches(stretch.start, stretch.end - stretch.start)
-        if batches[-1].header.header_crc != stretch.last_crc:
+        batches = self._batches(proven.start, proven.end - proven.start)
+        if batches[-1].header.header_crc != proven.last_crc:
             found = f"batches that end with CRC {batches[-1].header.header_crc:08x}"
-            self.segment_of(stretch.start).corrupt(stretch.start, found, f"{stretch.last_crc:08x}")
+            self.segment_of(proven.start).corrupt(proven.start, found, f"{proven.last_crc:08x}")
         return batches
 
     def _batches(self, start: int, size_bytes: int) -> list[CheckedBatch]:
@@ -123,10 +122,15 @@ class Donor(NotCopyable):
             segment.corrupt(headers[-1].next_offset if headers else start, "a part of a batch", "a whole one")
         return [CheckedBatch(each, content[each.base_offset - start : each.next_offset - start]) for each in headers]
 
-    def source(self, offset: int) -> Source:
-        """The place of a batch, for messages."""
-        segment = self.segment_of(offset)
-        return Source(segment.path, segment.file_position(offset))
+    def as_batch(self, whole: CheckedBatch) -> Batch:
+        """A batch of this copy as readers get it."""
+        header, stored = whole
+        segment = self.segment_of(header.base_offset)
+        source = Source(segment.path, segment.file_position(header.base_offset))
+        try:
+            return batch_of(header, stored, source, partition=segment.partition, body_at=HEADER_BYTES)
+        except BadBatch as error:
+            raise error.in_file(*source) from error
 
     def has_durable(self, end: int, by: tuple[int, int], of: tuple[int, int]) -> bool:
         """True if this copy has durable what the writer `by` published up to `end`.
@@ -217,27 +221,17 @@ class Donors(NotCopyable):
         """
         if lost.start not in self._proven:
             self.close()  # a donor may have grown since then
-            proven, why = self.prove(log, lost, log.mark(), before=before)
-            self._proven = {} if why else {each.start: each for each in proven}
-        stretch = self._proven.pop(lost.start, None)
-        if stretch is None:
+            ranges, why = self.prove(log, lost, log.mark(), before=before)
+            self._proven = {} if why else {each.start: each for each in ranges}
+        proven = self._proven.pop(lost.start, None)
+        if proven is None:
             return None
-        donor = stretch.donor
+        donor = proven.donor
         try:
-            found = donor.fetch(stretch)
-            batches = [as_batch(each, log.partition, donor.source(each.header.base_offset)) for each in found]
+            batches = list(map(donor.as_batch, donor.fetch(proven)))
         except (LogError, OSError):  # it has changed meanwhile
             return None
         return batches, donor.directory
-
-
-def as_batch(whole: CheckedBatch, partition: int, source: Source) -> Batch:
-    """The batch as readers get it."""
-    header, stored = whole
-    try:
-        return taken(header, stored, source, partition=partition, body_at=HEADER_BYTES)
-    except BadBatch as error:
-        raise error.in_file(*source) from error
 
 
 def _extend(proven: list[ProvenRange], whole: CheckedBatch, donor: Donor) -> None:
@@ -246,7 +240,7 @@ def _extend(proven: list[ProvenRange], whole: CheckedBatch, donor: Donor) -> Non
     size, crc = layout(header).end, header.header_crc
     if proven:
         last = proven[-1]
-        small = last.end - header.base_offset <= _STRETCH_BYTES and last.decompressed_bytes + size <= _MOST_DECOMPRESSED
+        small = last.end - header.base_offset <= _RANGE_BYTES and last.decompressed_bytes + size <= _MOST_DECOMPRESSED
         if small and last.donor is donor and last.segment == segment:
             proven[-1] = last._replace(
                 start=header.base_offset, first_crc=crc, decompressed_bytes=last.decompressed_bytes + size
@@ -283,6 +277,12 @@ def named_end(log: Log, offset: int, limit: int) -> int:
     while end < limit and _link_at(log, end, mark) is None:  # the batch there is damaged, too
         end = log.after_damage(end, limit)
     return end
+
+
+def last_named(log: Log, lost: range, mark: Mark) -> int:
+    """The last begin of a segment inside the damage that names the batch before it; the damage's begin if none does."""
+    inside = (base for base in reversed(log.index.bases()) if lost.start < base < lost.stop)
+    return next((base for base in inside if _link_at(log, base, mark) is not None), lost.start)
 
 
 def _link_at(log: Log, end: int, mark: Mark) -> _Link | None:

@@ -12,8 +12,9 @@ Threads: no state, safe for all.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from typing import NamedTuple
 
 from ..errors import CorruptLogError
@@ -21,26 +22,14 @@ from ..format.batch import stored_header
 from ..format.header import Header
 from ..format.record import Damage
 from ..format.watermark import MOST_BYTES, Mark, broken_slots, newest
-from ..format.watermark import NAME as WATERMARK
-from ..segment import (
-    HEADER_BYTES,
-    Identity,
-    SegmentHeader,
-    SegmentReader,
-    read_producers,
-    read_segment_header,
-    segment_name,
-)
+from ..segment import HEADER_BYTES, Identity, SegmentHeader, read_producers, read_segment_header
 from ..system.files import Files
 from .cursor import Cursor
-from .gaps import NAME as GAPS
 from .gaps import Gap, read_gaps
-from .log import log_as_found
-from .recovery import NO_SECTIONS, Extent, Sections, is_part, list_segments
+from .log import Log, log_as_found
+from .recovery import NO_SECTIONS, UNKNOWN, Extent, Sections, is_part, list_segments
 from .search import after_damage
 from .store_pointer import is_pending_here
-
-__all__ = ["ExpectedSegment", "Findings", "examine"]
 
 _BLOCK_BYTES = 1 << 20
 
@@ -62,7 +51,7 @@ class Findings(NamedTuple):
     fault_of_mark: str  # as a text; "" if the watermark is whole
     places: tuple[ExpectedSegment, ...]  # all segments as they should lie, oldest first
     known_gaps: tuple[Gap, ...]
-    met: tuple[Damage, ...]  # the parts of them that still cannot be read
+    lost_gaps: tuple[Damage, ...]  # the parts of them that still cannot be read
     fault_of_gaps: str
     damage: tuple[Damage, ...]  # ranges that cannot be read and that no gap declares
     undecodable: tuple[Damage, ...]  # those of them whose bytes have right checksums, but are no batch
@@ -76,7 +65,7 @@ class Findings(NamedTuple):
     @property
     def still_gaps(self) -> tuple[Gap, ...]:
         """The declared gaps that still cannot be read, at least in part."""
-        ends = {each.offsets.stop for each in self.met}
+        ends = {each.offsets.stop for each in self.lost_gaps}
         return self.remaining(lambda gap: gap.end in ends)
 
     def remaining(self, is_lost: Callable[[Gap], bool]) -> tuple[Gap, ...]:
@@ -92,7 +81,7 @@ class Findings(NamedTuple):
         if self.end == last.base:  # it has no batch
             return False
         lost = last.held is None or last.held < self.mark.flushed_end - last.base
-        return lost or any(each.offsets.stop > last.base for each in (*self.damage, *self.met))
+        return lost or any(each.offsets.stop > last.base for each in (*self.damage, *self.lost_gaps))
 
     def misplaced(self, place: ExpectedSegment) -> int:
         """The number of bytes that the file has too many; negative if they are too few. The last file may be longer."""
@@ -114,26 +103,27 @@ def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[
     Raises `CorruptLogError` if there is neither a watermark nor a segment, so that nothing shows what the log was,
     and `UnsupportedFormatError` for files of a newer format.
     """
+    log = Log(files, path, identity)
     found = {base: size - HEADER_BYTES for base, size in list_segments(files, path).items()}
-    mark, fault_of_mark = _mark(files, path, identity, found)
-    places = _places(files, path, identity, mark, found)
-    known, fault_of_gaps = _known_gaps(files, path, identity)
+    mark, fault_of_mark = _mark(log, found)
+    places = _places(log, mark, found)
+    known, fault_of_gaps = _known_gaps(log)
     damage: list[Damage] = []
-    met: list[Damage] = []
+    lost_gaps: list[Damage] = []
     undecodable: list[Damage] = []
-    if _is_unfinishable(files, path, identity, mark):
+    if _is_unfinishable(log, mark):
         fault_of_mark = f"part of transaction {mark.held_txn}, which nobody can finish, hides what follows it"
         unfinished, mark = mark, mark._replace(held_txn=0, held_id=0, applied_txn=mark.held_txn, applied_id=0)
     else:
         unfinished = None
-    with closing(log_as_found(files, path, identity, mark)) as log:
-        cursor = Cursor(log, mark.log_start_offset, on_damage=damage.append, on_gap=met.append)
+    with closing(log_as_found(files, path, identity, mark)) as readable:
+        cursor = Cursor(readable, mark.log_start_offset, on_damage=damage.append, on_gap=lost_gaps.append)
         with closing(cursor):
             while batches := cursor.read(mark.flushed_end):
                 for batch in batches:
                     header = stored_header(batch)
                     if unfinished is not None and is_part(header, unfinished.held_txn, unfinished.held_id):
-                        undecodable.append(_unfinished(path, identity, header, found))
+                        undecodable.append(_unfinished(log, header))
                         continue
                     try:
                         batch.decode()
@@ -142,46 +132,44 @@ def examine(files: Files, path: str, identity: Identity, *, progress: Callable[[
                         undecodable.append(Damage.of(error, identity.partition, lost))
                 progress(cursor.position - mark.log_start_offset)
     lost_to = [each for each in damage if each.offsets]
-    end = _end_of_whole(files, path, identity, places[-1].base, mark)
+    end = _end_of_whole(log, places[-1].base, mark)
     return Findings(
-        mark, fault_of_mark, places, known, tuple(met), fault_of_gaps, (*lost_to, *undecodable), tuple(undecodable), end
-    )
+        mark, fault_of_mark, places, known, tuple(lost_gaps), fault_of_gaps, (*lost_to, *undecodable),
+        tuple(undecodable), end,
+    )  # fmt: skip
 
 
-def _is_unfinishable(files: Files, path: str, identity: Identity, mark: Mark) -> bool:
+def _is_unfinishable(log: Log, mark: Mark) -> bool:
     """True if the log has a part of a transaction that is not pending, so that nobody adds the rest."""
     if not mark.held_txn or mark.applied_txn == mark.held_txn:
         return False
-    if is_pending_here(files, os.path.dirname(path), mark.held_txn, mark.held_id):
+    if is_pending_here(log.files, os.path.dirname(log.directory), *mark.held):
         return False
-    with closing(log_as_found(files, path, identity, mark)) as log:
-        headers = log.headers(mark.held_from, mark.flushed_end, mark)
-        return Extent.among(headers, mark.held_txn, mark.held_id) == Extent.PART
+    return Extent.among(log.headers_from(mark.held_from, mark), *mark.held) == Extent.PART
 
 
-def _unfinished(path: str, identity: Identity, header: Header, bases: Iterable[int]) -> Damage:
+def _unfinished(log: Log, header: Header) -> Damage:
     number, lost = header.producer_sequence, range(header.base_offset, header.next_offset)
-    name = os.path.join(path, segment_name(max(base for base in bases if base <= lost.start)))
-    return Damage(identity.partition, lost, name, 0, f"part of transaction {number}", "all of it")
+    path = log.path_of(log.index.find(lost.start) or 0)
+    return Damage(log.partition, lost, path, 0, f"part of transaction {number}", "all of it")
 
 
-def _known_gaps(files: Files, path: str, identity: Identity) -> tuple[tuple[Gap, ...], str]:
+def _known_gaps(log: Log) -> tuple[tuple[Gap, ...], str]:
     try:
-        return read_gaps(files, path, identity), ""
+        return read_gaps(log.files, log.directory, log.identity), ""
     except CorruptLogError as error:
-        return (), f"{os.path.join(path, GAPS)} is damaged: {error.found}"
+        return (), f"{error.path} is damaged: {error.found}"
 
 
 # --- the ends of the log ---------------------------------------------------------------------------
 
 
-def _mark(files: Files, path: str, identity: Identity, found: dict[int, int]) -> tuple[Mark, str]:
+def _mark(log: Log, found: dict[int, int]) -> tuple[Mark, str]:
     """The mark of the whole log, and the fault of the watermark."""
-    mark, fault, name = None, "", os.path.join(path, WATERMARK)
+    mark, fault, path, salt = None, "", log.watermark_path, log.identity.salt
     try:
-        raw = files.read_whole(name, MOST_BYTES)
-        mark = newest(raw, identity.salt, name)
-        broken = broken_slots(raw, identity.salt, name)
+        raw = log.files.read_whole(path, MOST_BYTES)
+        mark, broken = newest(raw, salt, path), broken_slots(raw, salt, path)
         fault = f"{len(broken)} of its 2 slots are not whole" if broken else ""
     except FileNotFoundError:
         fault = "there is no file"
@@ -189,23 +177,23 @@ def _mark(files: Files, path: str, identity: Identity, found: dict[int, int]) ->
         fault = error.found
     if mark is None:
         if not found:
-            raise CorruptLogError(path, 0, "no watermark and no segment", "at least one of them")
-        mark = _mark_without_watermark(files, path, identity, found)
+            raise CorruptLogError(log.directory, 0, "no watermark and no segment", "at least one of them")
+        mark = _mark_without_watermark(log, found)
     last = max(found, default=0)
     if mark.flushed_end < last:  # the segment was begun after the mark: all before it was durable
-        header = _whole_header(files, path, identity, last)
+        header = _whole_header(log, last)
         tail = last if header is None else header.previous_batch
         mark = mark.durable_to(last, tail)
     return mark, fault
 
 
-def _mark_without_watermark(files: Files, path: str, identity: Identity, found: dict[int, int]) -> Mark:
+def _mark_without_watermark(log: Log, found: dict[int, int]) -> Mark:
     """A mark at the end of the last whole batch that can be found in the last segment."""
     last = max(found)
-    header = _whole_header(files, path, identity, last)
+    header = _whole_header(log, last)
     end, tail = last, last if header is None else header.previous_batch
-    sections = NO_SECTIONS if header is None else Sections.of(header, -1 if header.held_txn else 0)
-    with _segment(files, path, identity, last) as segment:
+    sections = NO_SECTIONS if header is None else Sections.of(header, UNKNOWN)
+    with log.open_base(last, past_damage=True) as segment:
         place, limit = last, segment.end_of_file()
         while place < limit:
             try:
@@ -217,25 +205,24 @@ def _mark_without_watermark(files: Files, path: str, identity: Identity, found: 
             except CorruptLogError:
                 place = after_damage(segment, place, limit, None)
     mark = Mark.at_rest(1, min(found), end, tail)
-    if sections.held_tail < 0:
-        sections = sections._replace(held_tail=_batch_before(files, path, identity, found, sections.held_from))
+    sections = sections.within(mark.log_start_offset, end, tail, partial(_batch_before, log))
     return mark._replace(**sections._asdict())
 
 
-def _batch_before(files: Files, path: str, identity: Identity, found: dict[int, int], offset: int) -> int:
+def _batch_before(log: Log, offset: int) -> int:
     """Base offset of the batch before the one at `offset`."""
-    base = max(base for base in found if base <= offset)
+    base = log.index.find(offset) or 0
     if base == offset:
-        header = _whole_header(files, path, identity, base)
+        header = _whole_header(log, base)
         return base if header is None else header.previous_batch
-    with _segment(files, path, identity, base) as segment:
+    with log.open_base(base, past_damage=True) as segment:
         return segment.header_at(offset).previous_offset
 
 
-def _end_of_whole(files: Files, path: str, identity: Identity, last: int, mark: Mark) -> int:
+def _end_of_whole(log: Log, last: int, mark: Mark) -> int:
     """The end of the whole batches after the mark's end in the last segment. They may not be synced yet."""
     end = mark.flushed_end
-    with suppress(FileNotFoundError, CorruptLogError), _segment(files, path, identity, last) as segment:
+    with suppress(FileNotFoundError, CorruptLogError), log.open_base(last, past_damage=True) as segment:
         before, limit = mark.flushed_tail, segment.end_of_file()
         while end < limit:
             for batch in segment.batches(end, limit, block_bytes=_BLOCK_BYTES):
@@ -249,16 +236,14 @@ def _end_of_whole(files: Files, path: str, identity: Identity, last: int, mark: 
 # --- where segments should lie -----------------------------------------------------------------------
 
 
-def _places(
-    files: Files, path: str, identity: Identity, mark: Mark, found: dict[int, int]
-) -> tuple[ExpectedSegment, ...]:
+def _places(log: Log, mark: Mark, found: dict[int, int]) -> tuple[ExpectedSegment, ...]:
     found = {base: held for base, held in found.items() if base >= mark.log_start_offset}
     headers: dict[int, SegmentHeader] = {}
     faults: dict[int, str] = {}
     for base in found:
         try:
-            header = read_segment_header(files, os.path.join(path, segment_name(base)), identity)
-            read_producers(files, path, header)
+            header = read_segment_header(log.files, log.path_of(base), log.identity)
+            read_producers(log.files, log.directory, header)
             headers[base] = header
         except CorruptLogError as error:
             faults[base] = f"{os.path.basename(error.path)}: found {error.found}, expected {error.expected}"
@@ -281,11 +266,7 @@ def _places(
     return tuple(places)
 
 
-def _whole_header(files: Files, path: str, identity: Identity, base: int) -> SegmentHeader | None:
+def _whole_header(log: Log, base: int) -> SegmentHeader | None:
     with suppress(CorruptLogError, FileNotFoundError):
-        return read_segment_header(files, os.path.join(path, segment_name(base)), identity)
+        return read_segment_header(log.files, log.path_of(base), log.identity)
     return None
-
-
-def _segment(files: Files, path: str, identity: Identity, base: int) -> SegmentReader:
-    return SegmentReader(files, os.path.join(path, segment_name(base)), identity, base_offset=base)

@@ -5,9 +5,11 @@ no byte of the log, so batches that can be read are read. The file is read only 
 nothing for a whole log. It is replaced in one step, also while others read the log.
 
     {"format": 1, "log_id": "<32 digits>", "partition": 0, "gaps": [
-        {"start": 1024, "end": 2048, "found": "...", "time": 1764000000000000}], "crc": "<8 digits>"}
+        {"start": 1024, "end": 2048, "found": "...", "time": 1764000000000000, "accepted": 1764000060000000}],
+     "crc": "<8 digits>"}
 
-(in one line). `found` is a text about the damage; `time` is when it was declared, in microseconds UTC.
+(in one line). `found` is a text about the damage; `time` is when it was declared, in microseconds UTC. `accepted` is
+when a person has accepted the loss; it is missing until then.
 
 Threads: no state, safe for all.
 """
@@ -27,8 +29,6 @@ from ..segment import Identity
 from ..system.directory import Directory
 from ..system.files import Files
 
-__all__ = ["NAME", "Gap", "between", "encode_gaps", "joined", "parse_gaps", "read_gaps", "write_gaps"]
-
 NAME = "gaps.json"
 _MOST_BYTES = 16 << 20  # some hundred thousand gaps
 _MOST_WORDS = 200  # characters of the text about one gap
@@ -42,10 +42,12 @@ class Gap(NamedTuple):
     end: int
     found: str  # a text about the damage
     time: int  # when the gap was declared, microseconds UTC
+    accepted: int = 0  # when a person has accepted the loss, microseconds UTC; 0: not yet
 
     def as_damage(self, partition: int, path: str) -> Damage:
         """The gap as readers report it."""
-        found = f"a gap that a repair has declared ({self.found})"
+        accepted = ", and whose loss was accepted" if self.accepted else ""
+        found = f"a gap that a repair has declared{accepted} ({self.found})"
         return Damage(partition, range(self.start, self.end), os.path.join(path, NAME), 0, found, "whole batches")
 
 
@@ -72,8 +74,9 @@ def _gaps(facts: dict[str, Any], identity: Identity) -> tuple[Gap, ...]:
 def _gap(facts: dict[str, object]) -> Gap:
     match facts:
         case {"start": int() as start, "end": int() as end, "found": str() as found, "time": int() as time}:
-            if 0 <= start < end <= MAX_OFFSET:
-                return Gap(start, end, found, time)
+            accepted = facts.get("accepted", 0)
+            if 0 <= start < end <= MAX_OFFSET and isinstance(accepted, int):
+                return Gap(start, end, found, time, accepted)
     raise ValueError(f"a gap {facts!r:.100}")
 
 
@@ -81,8 +84,15 @@ def encode_gaps(identity: Identity, gaps: Sequence[Gap]) -> bytes:
     """The content of the file with these gaps, which are in order and do not meet."""
     return checked_json.seal({
         "log_id": identity.log_id.hex(), "partition": identity.partition,
-        "gaps": [each._asdict() for each in gaps],
+        "gaps": [_facts(each) for each in gaps],
     })  # fmt: skip
+
+
+def _facts(gap: Gap) -> dict[str, object]:
+    facts: dict[str, object] = gap._asdict()
+    if not gap.accepted:
+        del facts["accepted"]
+    return facts
 
 
 def write_gaps(directory: Directory, identity: Identity, gaps: Sequence[Gap], permissions: int) -> None:
@@ -100,13 +110,24 @@ def between(gaps: Iterable[Gap], start: int, end: int) -> list[Gap]:
 
 
 def joined(gaps: Iterable[Gap]) -> list[Gap]:
-    """The gaps in order, and those that meet or overlap as one."""
+    """The gaps in order, and those that meet or overlap as one, which is accepted if all of it was accepted."""
     found: list[Gap] = []
     for gap in sorted(gaps):
         if found and gap.start <= found[-1].end:
             before = found.pop()
             known = gap.found in before.found or len(before.found) > _MOST_WORDS
             words = before.found if known else f"{before.found}; {gap.found}"
-            gap = Gap(before.start, max(before.end, gap.end), words, max(before.time, gap.time))
+            accepted = _accepted(before, gap)
+            gap = Gap(before.start, max(before.end, gap.end), words, max(before.time, gap.time), accepted)
         found.append(gap)
     return found
+
+
+def _accepted(first: Gap, second: Gap) -> int:
+    """When both gaps together were accepted; 0 if a part of them was not. The first one begins first."""
+    covering = [first] if second.end <= first.end else []
+    if first.start == second.start and first.end <= second.end:
+        covering.append(second)
+    if first.accepted and second.accepted:
+        return max(first.accepted, second.accepted)
+    return max((each.accepted for each in covering), default=0)

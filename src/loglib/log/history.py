@@ -18,20 +18,15 @@ Threads: no state, safe for all.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
+from ..format.header import Header
 from ..format.watermark import Mark
-from ..segment import SegmentHeader, read_segment_header, segment_name
+from ..segment import SegmentHeader, read_segment_header
 from .log import Log
-
-__all__ = [
-    "AHEAD", "BESIDE", "FOREIGN", "SAME", "TOO_OLD", "Comparison", "HistoryPoint", "compare_history", "history_at",
-    "point_at",
-]  # fmt: skip
 
 SAME, AHEAD, TOO_OLD, BESIDE, FOREIGN = "same", "ahead", "too old", "beside", "foreign"
 
@@ -110,15 +105,13 @@ def point_at(log: Log, offset: int) -> HistoryPoint:
 
 def _facts(log: Log, offset: int, mark: Mark) -> tuple[int, int]:
     """The chain at the offset, and the epoch there."""
-    if offset == mark.log_start_offset == mark.flushed_end:  # retention has left one segment without a batch
-        begun = _segment_at(log, offset)
-        return begun.previous_crc, begun.writer_epoch
-    try:
-        header = log.header_around(offset - (offset == mark.flushed_end), mark)
-    except CorruptLogError:
-        header = None
-        if offset not in log.index.bases():
-            raise
+    header: Header | None = None
+    if mark.log_start_offset < mark.flushed_end:  # else retention has left one segment without a batch
+        try:
+            header = log.header_around(offset - (offset == mark.flushed_end), mark)
+        except CorruptLogError:
+            if offset not in log.index.bases():
+                raise
     if header is None or (not header.record_count and offset in log.index.bases()):  # the next segment may know
         begun = _segment_at(log, offset)
         return begun.previous_crc, begun.writer_epoch
@@ -126,7 +119,7 @@ def _facts(log: Log, offset: int, mark: Mark) -> tuple[int, int]:
 
 
 def _segment_at(log: Log, offset: int) -> SegmentHeader:
-    path = os.path.join(log.directory, segment_name(offset))
+    path = log.path_of(offset)
     try:
         return read_segment_header(log.files, path, log.identity)
     except FileNotFoundError as error:

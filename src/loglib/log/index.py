@@ -17,8 +17,6 @@ from sortedcontainers import SortedList
 
 from ..system.process import fork_lock
 
-__all__ = ["SegmentIndex"]
-
 _changing = fork_lock()
 
 

@@ -5,13 +5,12 @@ Invariant: measuring changes nothing and reads no batch body. Bytes come from of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..errors import OffsetOutOfRangeError
 from ..format.watermark import Mark
 from .log import Log
-
-__all__ = ["Lag", "measure_lag"]
 
 
 class Lag(NamedTuple):
@@ -20,6 +19,12 @@ class Lag(NamedTuple):
     bytes: int  # bytes of log, headers included
     seconds: float  # since the next record was appended; 0 if there is no next record
     records: int | None = None  # None if the records were not counted
+
+
+def total_lag(lags: Iterable[Lag]) -> Lag:
+    """The lag in several partitions together: the bytes of all, and the longest time. Without records."""
+    lags = list(lags)
+    return Lag(sum(each.bytes for each in lags), max((each.seconds for each in lags), default=0.0))
 
 
 def measure_lag(log: Log, offset: int, *, now_us: int, count_records: bool = False) -> Lag:

@@ -13,8 +13,6 @@ looks for that once a second. It continues in the same log, or raises `LogMovedE
 Offsets that a repair has declared as lost (gaps.py) are met as damage first, and then skipped. Among the headers of
 batches, a gap is a header without records.
 
-cursor.py reads from an offset; lookup.py finds the offset of a time.
-
 Threads: safe for all.
 """
 
@@ -59,10 +57,6 @@ from .pending_marks import is_held, read_marks, shown
 from .recovery import Extent, is_part, list_segments, measure, proven_end
 from .search import after_damage, around, refuse_damage
 from .store_pointer import is_pending_here
-
-__all__ = [
-    "LOOK_S", "FixedMark", "LiveWriter", "Log", "Wakeable", "log_as_found", "promised_marks", "unfinishable",
-]  # fmt: skip
 
 logger = logging.getLogger("loglib")
 
@@ -264,32 +258,31 @@ class Log(NotCopyable):
 
     def scanned(self, known: Mark | None) -> Mark:
         """The mark that a writer's recovery would find after `known`; without `known`, in the last segment."""
+        reader, first = self._last_segment()
+        with reader:
+            _, tail = measure(reader, known)
+            last = reader.header if tail.end == reader.base_offset else reader.header_at(tail.last_batch)
+        mark = Mark.at_rest(0, first if known is None else known.log_start_offset, tail.end, tail.last_batch)
+        mark = mark.with_writer(last.writer_epoch, last.writer_nonce)
+
+        def before(offset: int) -> int:
+            return self.header_around(offset, mark).previous_offset
+
+        return mark._replace(**tail.sections.within(first, tail.end, tail.last_batch, before)._asdict())
+
+    def _last_segment(self) -> tuple[SegmentReader, int]:
+        """The last segment, open, and the base offset of the first one, by a new listing."""
         missing: int | None = None
         while True:
             self.refresh()
             bases = self.index.bases()
             last = max(bases, default=0)
             try:
-                with self.open_base(last) as reader:
-                    return self._scanned(reader, known, bases[0])
+                return self.open_base(last), bases[0]
             except FileNotFoundError as error:  # the writer may have rolled and dropped it meanwhile
                 if last == missing:
-                    raise CorruptLogError(self._path(last), 0, "no file", "the last segment") from error
+                    raise CorruptLogError(self.path_of(last), 0, "no file", "the last segment") from error
                 missing = last
-
-    def _scanned(self, reader: SegmentReader, known: Mark | None, first: int) -> Mark:
-        _, tail = measure(reader, known)
-        last = reader.header if tail.end == reader.base_offset else reader.header_at(tail.last_batch)
-        mark = Mark.at_rest(0, first if known is None else known.log_start_offset, tail.end, tail.last_batch)
-        mark = mark.with_writer(last.writer_epoch, last.writer_nonce)
-        held = tail.sections
-        if held.held_from < first or not held.held_txn:  # retention drops it only when it is done
-            held = held.when_done()
-        elif held.held_tail < 0:  # only a segment's header has the hold, without the batch before it
-            start = min(held.held_from, tail.end)
-            before = tail.last_batch if start == tail.end else self.header_around(start, mark).previous_offset
-            held = held._replace(held_from=start, held_tail=before)
-        return mark._replace(**held._asdict())
 
     def next_mark(self) -> Mark | None:
         """The ends after the next publication, for a follower at the end of the log; None if `mark` must look."""
@@ -340,7 +333,7 @@ class Log(NotCopyable):
     def _is_here(self) -> bool:
         """True if the directory has a segment of this log, or a segment that is too damaged to show its log."""
         try:
-            path = self._path(max(list_segments(self.files, self.directory), default=0))
+            path = self.path_of(max(list_segments(self.files, self.directory), default=0))
             fd = self.files.open_read(path)
         except (CorruptLogError, LogMovedError, FileNotFoundError, NotADirectoryError):
             return False
@@ -357,15 +350,11 @@ class Log(NotCopyable):
             self._warned = True
             logger.warning("%s: the watermark is lost; reading only what later batches prove", self.directory)
         self.refresh()
-        bases = self.index.bases()
-        if not bases:
+        if not self.index.bases():
             raise CorruptLogError(self.directory, 0, "no segment", "at least one: a partition is made with one")
-        try:
-            with self.open_base(bases[-1]) as reader:
-                end, tail = proven_end(reader)
-        except FileNotFoundError as error:  # retention never drops the last segment
-            raise CorruptLogError(self._path(bases[-1]), 0, "no file", "the last segment") from error
-        return Mark.at_rest(0, bases[0], end, tail)
+        reader, first = self._last_segment()
+        with reader:
+            return Mark.at_rest(0, first, *proven_end(reader))
 
     def refresh(self) -> None:
         """List the directory again."""
@@ -380,7 +369,7 @@ class Log(NotCopyable):
         headers: dict[int, SegmentHeader] = {}
         infos: list[SegmentInfo] = []
         for base, end in zip(bases, [*bases[1:], max([mark.flushed_end, *bases[-1:]])], strict=False):
-            path = self._path(base)
+            path = self.path_of(base)
             try:
                 header = self._headers.get(base) or read_segment_header(self.files, path, self.identity)
             except FileNotFoundError:  # retention has meanwhile dropped a segment
@@ -516,7 +505,9 @@ class Log(NotCopyable):
             if was_listed:
                 mark = self.check_not_dropped(offset)
                 if mark.log_start_offset == log_start:
-                    path, found = (self.directory, "no segment file") if base is None else (self._path(base), "no file")
+                    path, found = self.directory, "no segment file"
+                    if base is not None:
+                        path, found = self.path_of(base), "no file"
                     raise CorruptLogError(path, 0, found, f"the segment that holds offset {offset}")
                 log_start = mark.log_start_offset
             self.refresh()
@@ -542,7 +533,8 @@ class Log(NotCopyable):
 
     def open_base(self, base: int, *, past_damage: bool = False) -> SegmentReader:
         """The segment with this base offset, open; `FileNotFoundError` if there is none."""
-        return SegmentReader(self.files, self._path(base), self.identity, base_offset=base if past_damage else None)
+        return SegmentReader(self.files, self.path_of(base), self.identity, base_offset=base if past_damage else None)
 
-    def _path(self, base: int) -> str:
+    def path_of(self, base: int) -> str:
+        """The path of the segment with this base offset."""
         return os.path.join(self.directory, segment_name(base))

@@ -1,4 +1,4 @@
-"""Lookup: the offset at which reading begins, for "begin", "end", a time or an offset.
+"""Lookup: the offset at which reading begins, for "begin", "end", a time or an offset; the ends of several logs.
 
 Invariant: a start by time is the offset of the first record at or after that time, in the order of the log. Event
 times need not rise. So the search uses the largest event time so far, which never falls: segment headers have it, and
@@ -9,8 +9,8 @@ Threads: safe for all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing, suppress
 
 from ..config.arguments import Start, Time, parse_start, partition_numbers
 from ..errors import CorruptLogError, OffsetOutOfRangeError
@@ -18,16 +18,15 @@ from ..format.batch import stored_header
 from ..format.record import Damage
 from ..format.watermark import Mark
 from .cursor import Cursor
-from .log import Log
+from .log import Log, promised_marks
+from .pending_marks import is_held, shown
 from .search import first_reaching
-
-__all__ = ["StartLike", "before_end", "resolve", "starts_of"]
 
 StartLike = Start | Mapping[int, Start]
 
 
 def starts_of(
-    start: StartLike, partitions: Collection[int], *, now_us: int, others: str | None = None
+    start: StartLike, partitions: Collection[int], *, now_us: int, others: str | None
 ) -> dict[int, str | int | Time]:
     """The start of each partition. Partitions missing from a mapping get `others`, or are omitted if it is None."""
     if isinstance(start, Mapping):
@@ -59,6 +58,32 @@ def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past
     assert isinstance(start, int)
     log.batch_base(start, mark, past_damage=past_damage)
     return start
+
+
+def marks_together(
+    logs: Collection[Log], look: Callable[[Log], Mark] = lambda log: log.published()
+) -> dict[int, Mark]:  # fmt: skip
+    """The marks of a topic's logs, by partition, chosen so that each transaction is in all of them or in none.
+
+    `look` returns a log's mark: `Log.found` for copies; by default the published one, by the method of the log's class.
+
+    A mark that shows a transaction does not fit a mark that was read before the transaction came. In that case the
+    second look finds a change, and all marks are read again.
+    """
+    while True:
+        marks = {log.partition: look(log) for log in logs}
+        if not any(mark.applied_txn or mark.held_txn for mark in marks.values()):
+            return marks
+        alone = [log for log in logs if not is_held(marks[log.partition])]
+        promised = promised_marks([log for log in logs if is_held(marks[log.partition])])
+        seen = {number: shown(marks[number], mark) for number, mark in promised.items()}
+        seen |= {log.partition: log.visible(marks[log.partition]) for log in alone}
+        over = {marks[number].held for number, mark in seen.items() if not mark.held_txn}
+        again = {log.partition: look(log) for log in logs}
+        if all(again[number].transactions == mark.transactions for number, mark in marks.items()):
+            # Look again at the logs that show a transaction as held: others may have found meanwhile that it is over.
+            late = [log for log in alone if seen[log.partition].held_txn and marks[log.partition].held in over]
+            return seen | {log.partition: log.visible(marks[log.partition]) for log in late}
 
 
 def before_end(log: Log, count: int) -> int:
@@ -162,7 +187,7 @@ def _next_at_or_after(timestamp: int, cursor: Cursor, mark: Mark, doubtful: list
     log = cursor.log
     segment: int | None = None
     early = False  # True if all events before that segment are known to be before the time
-    try:
+    with closing(cursor):
         while batches := cursor.read(mark.flushed_end):
             for batch in batches:
                 if doubtful and stored_header(batch).running_max_timestamp < timestamp:
@@ -176,8 +201,6 @@ def _next_at_or_after(timestamp: int, cursor: Cursor, mark: Mark, doubtful: list
                     late = next((offset for offset, each in stamped if each >= timestamp), None)
                     if late is not None:  # None: a forged header has a later time than its records
                         return late
-    finally:
-        cursor.close()
     return mark.flushed_end
 
 

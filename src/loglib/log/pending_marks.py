@@ -26,8 +26,6 @@ from ..format.watermark import Mark
 from ..system.directory import Directory
 from ..system.files import Files
 
-__all__ = ["HELD_TOGETHER", "forget_marks", "held", "is_held", "read_marks", "settled", "shown", "write_marks"]
-
 HELD_TOGETHER = (1 << 64) - 1  # as `held_txn` of a mark: no store gives this number
 NAME = "marks.json"
 _MOST_BYTES = 64 << 20

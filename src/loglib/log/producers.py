@@ -19,8 +19,6 @@ from ..errors import LogError
 from ..format.header import SECTION, Header, Producer
 from ..segment import ProducerState
 
-__all__ = ["Producers", "parse_producer", "producer_id"]
-
 _LAST_S = (1 << 32) - 1  # the year 2106; no larger time is stored
 
 
@@ -64,6 +62,12 @@ class Producers:
         self._load()
         self._add(producer, offsets, append_time)
 
+    def learn(self, headers: Iterable[Header]) -> None:
+        """Note the producers of batches that another process has appended, if those before them are loaded."""
+        if self._since is None:
+            for header in headers:
+                self._note(header)
+
     def snapshot(self, *, silent_since_us: int | None = None) -> tuple[ProducerState, ...]:
         """The entries for the next segment. Producers without a batch since that time are forgotten."""
         self._load()
@@ -79,10 +83,13 @@ class Producers:
         if self._since is not None:
             self._known = {state.producer_id: state for state in self._before}
             for header in self._since():
-                if header.producer_id and not header.flags & SECTION:
-                    producer = Producer(header.producer_id, header.producer_sequence)
-                    self._add(producer, header.offsets, header.append_time)
+                self._note(header)
             self._since, self._before = None, ()
+
+    def _note(self, header: Header) -> None:
+        if header.producer_id and not header.flags & SECTION:
+            producer = Producer(header.producer_id, header.producer_sequence)
+            self._add(producer, header.offsets, header.append_time)
 
     def _add(self, producer: Producer, offsets: range, append_time: int) -> None:
         self._known.pop(producer.id, None)  # move it to the end: the header's table has the latest producers

@@ -30,8 +30,6 @@ from .cursor import Piece
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ReadAhead"]
-
 _RECORDS_TOGETHER = 512  # made into objects in one go; more do not fit the processor's cache and cost 50 % more each
 
 

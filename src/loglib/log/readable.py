@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..config.quantities import Duration
 from ..format.batch import Batch
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-__all__ = ["ReadArchive", "Readable", "Sources"]
-
 
 class Sources(NamedTuple):
     """The logs of a reader, and the clock by which ages count."""
@@ -36,27 +34,11 @@ class Sources(NamedTuple):
     logs_now: Callable[[], Sequence[Log]] | None = None  # the logs with those of partitions that were added since
 
 
-class ReadArchive(Protocol):
-    """Reads records from an archive up to its end, and after it with `read` from the logs."""
-
-    def __call__(
-        self,
-        archive: str | os.PathLike[str],
-        read: Callable[[StartLike, StartLike], Reader],
-        logs: Sequence[Log],
-        start: StartLike,
-        end: StartLike | None,
-        *,
-        columns: Sequence[str] | None,
-        batch_bytes: int,
-        now_us: int,
-    ) -> pa.RecordBatchReader: ...
-
-
 class Readable(ABC):
     """A topic, or one partition of it, as something to read."""
 
-    _read_archive: ReadArchive  # handed in by the topic, since archives are built on logs
+    # `loglib.offload.archive_reader.with_tail`: handed in by the topic, since archives are built on logs.
+    _read_archive: Callable[..., pa.RecordBatchReader]
 
     @abstractmethod
     def _sources(self) -> Sources:

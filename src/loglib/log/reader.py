@@ -4,12 +4,7 @@ Invariant: a reader owns its position and writes nothing to the log. `tell` retu
 record for each partition, and records that are only read ahead do not count; `seek` accepts the result of `tell`.
 Order holds within a partition. Partitions take turns, one block each.
 
-A reader keeps a batch until all its records are handed out, and notes each record in one step. So an
-interrupt in any line (Ctrl-C) loses no record: the next call yields the next record.
-
-A reader refers to its topic, because a topic that nothing refers to closes itself. Closing a reader ends its
-iteration. If the topic is closed, an iteration that would have ended by itself raises `LogClosedError`;
-otherwise it would look complete. An iteration that follows for ever just ends.
+A reader refers to its topic, because a topic that nothing refers to closes itself.
 
 A reader that follows a topic also reads the partitions that are added, from their beginning: their records are newer
 than the reader. The system reports that the topic's description was replaced. Without a report the reader looks
@@ -33,6 +28,7 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Literal
 
 from ..config.arguments import Time, check_count, spin_seconds
+from ..config.extras import named_extras
 from ..config.quantities import Duration, timeout_seconds
 from ..errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError, TooManyFilesError
 from ..format.batch import Batch
@@ -45,15 +41,14 @@ from ..system.notify import Waiter
 from ..system.reentry import enter, is_mine
 from .cursor import BLOCK_BYTES, BorrowedRange, Cursor, Piece
 from .log import LOOK_S, FixedMark, Log
-from .lookup import StartLike, resolve, starts_of
-from .marks_together import marks_together
+from .lookup import StartLike, marks_together, resolve, starts_of
 from .read_ahead import ReadAhead
 from .topic_file import NAME as DESCRIPTION
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["OnDamage", "Reader", "StartLike", "watch"]
+__all__ = ["OnDamage", "Reader", "StartLike"]
 
 logger = logging.getLogger("loglib")
 
@@ -67,7 +62,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
 
     Iteration continues at the current position, so a second loop continues the first. A reader keeps its
     topic open. Closing the reader ends the iteration. If the topic is closed, an iteration with an end or a
-    timeout raises `LogClosedError`.
+    timeout raises `LogClosedError`, because it would look complete; one that follows for ever just ends.
 
     Damage raises `CorruptLogError`. With `on_damage="skip"` the reader logs a warning, adds the damage to
     `gaps`, and continues at the next whole batch. It always does so with a gap that `repair` has declared.
@@ -119,7 +114,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
             ends = self._starts("end" if end is None else end, others="end")
             marks = marks_together(logs)  # a transaction is in all partitions before the end, or in none
             self._ends = {
-                each: resolve(log, ends[each], mark=marks[each], past_damage=self._passes(log))
+                each: resolve(log, ends[each], mark=marks[each], past_damage=self._reads_past_damage(log))
                 for each, log in self._logs.items()
             }
         starts = self._starts(start, others="begin")
@@ -169,9 +164,10 @@ class Reader(ReadAhead, Shown, NotCopyable):
         more. `tell` is after the last batch that was handed out. The stream ends and raises as iterating does; other
         engines than Python put an error into a message of Arrow. Needs the extra [arrow].
         """
-        import pyarrow as pa
+        with named_extras():
+            import pyarrow as pa
 
-        from ..format.arrow import schema_of
+            from ..format.arrow import schema_of
 
         check_count("batch_bytes", batch_bytes)
         return pa.RecordBatchReader.from_batches(schema_of(columns), self._arrow_batches(columns, batch_bytes))
@@ -294,7 +290,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
     def _starts(self, start: StartLike, *, others: str | None = None) -> dict[int, str | int | Time]:
         return starts_of(start, self._logs, now_us=self._clock(), others=others)
 
-    def _passes(self, log: Log) -> bool:
+    def _reads_past_damage(self, log: Log) -> bool:
         """True if a start or an end may lie in damage. A time then means the damage that may hold its record."""
         return self._skip or bool(log.donors)
 
@@ -305,17 +301,20 @@ class Reader(ReadAhead, Shown, NotCopyable):
         on_damage = on_gap if self._skip else None
         on_lent = partial(_note_lent, self.healed)
         while True:
-            offset = start if isinstance(start, int) else resolve(log, start, past_damage=self._passes(log))
+            offset = start if isinstance(start, int) else resolve(log, start, past_damage=self._reads_past_damage(log))
             try:
                 return Cursor.at(log, offset, on_damage=on_damage, on_gap=on_gap, on_lent=on_lent)
             except OffsetOutOfRangeError:
                 if isinstance(start, int):
                     raise
 
-    def _watched_files(self) -> list[str]:
+    def _watched_files(self, logs: Iterable[Log]) -> list[str]:
         """The files whose change may bring records: the logs' watermarks, and the description of a topic that grows."""
-        watermarks = [log.watermark_path for log in self._logs.values()]
-        return watermarks if self._logs_now is None else [*watermarks, description_of(self._logs.values())]
+        watermarks = [log.watermark_path for log in logs]
+        if self._logs_now is None:
+            return watermarks
+        topic = os.path.dirname(next(iter(self._logs.values())).directory)
+        return [*watermarks, os.path.join(topic, DESCRIPTION)]
 
     def _check_moved(self) -> None:
         """Act on a report that a file was moved, removed or replaced. `LogMovedError` if a log is gone."""
@@ -406,6 +405,7 @@ class Reader(ReadAhead, Shown, NotCopyable):
         with suppress(LogError):  # the next call meets it again
             while sum(piece.content_bytes for piece in self._pieces) < wanted_bytes and self._read_ahead():
                 pass
+
     def _read_news(self) -> bool:
         """Read the one batch that a partition has got during a wait, in few steps. False: `_read_ahead` must look.
 
@@ -496,12 +496,22 @@ class Reader(ReadAhead, Shown, NotCopyable):
             self._watching = (0, 0, 0)  # the files that were replaced need a new watch
 
     def _watch(self) -> Waiter:
-        """A waiter for all partitions. Its descriptors are more important than segments, which are opened again."""
+        """A waiter for all partitions; it does not report earlier changes.
+
+        Its descriptors are more important than segments, which are opened again.
+        """
         for each in self._cursors.values():
             each.leave()
-        first = next(iter(self._logs.values())).directory
-        description = None if self._logs_now is None else description_of(self._logs.values())
-        return with_a_free_descriptor(first, lambda: watch(self._logs.values(), description))
+        logs = list(self._logs.values())
+        watched = [log for log in logs if log.writer is None]
+        paths = self._watched_files(watched)
+        # The system cannot watch files that exist only in a test's memory.
+        use_inotify = all(log.files.real for log in watched)
+        waiter = with_a_free_descriptor(logs[0].directory, lambda: Waiter(paths, use_inotify=use_inotify))
+        for log in logs:
+            if log.writer is not None:
+                log.writer.listen(waiter)
+        return waiter
 
     def _release(self) -> None:
         for cursor in self._cursors.values():
@@ -509,27 +519,6 @@ class Reader(ReadAhead, Shown, NotCopyable):
         if self._waiter is not None:
             self._waiter.close()
             self._waiter = None
-
-
-def description_of(logs: Iterable[Log]) -> str:
-    """The file that says how many partitions the topic of these logs has."""
-    return os.path.join(os.path.dirname(next(iter(logs)).directory), DESCRIPTION)
-
-
-def watch(logs: Iterable[Log], description: str | None = None) -> Waiter:
-    """A waiter for new records in any of the logs, and for a change of the topic's description, if it is given.
-
-    It does not report earlier changes: look once more.
-    """
-    logs = list(logs)
-    watched = [log for log in logs if log.writer is None]
-    paths = [log.watermark_path for log in watched] + ([] if description is None else [description])
-    # The system cannot watch files that exist only in a test's memory.
-    waiter = Waiter(paths, use_inotify=all(log.files.real for log in watched))
-    for log in logs:
-        if log.writer is not None:
-            log.writer.listen(waiter)
-    return waiter
 
 
 def _note(gaps: list[Damage], gap: Damage) -> None:

@@ -23,16 +23,16 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
-from itertools import chain
+from functools import partial
+from itertools import chain, count
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, LogMovedError
 from ..format.batch import stored_header
-from ..format.chain import End
+from ..format.chain import End, Jumps
 from ..format.header import PRODUCERS, SECTION, SECTION_END, BadBatch, Header, Producer
-from ..format.skip_pointers import Jumps
 from ..format.watermark import MOST_BYTES, Mark, encode_new, newest
 from ..format.watermark import NAME as WATERMARK
 from ..segment import (
@@ -49,14 +49,9 @@ from ..segment import (
     segment_name,
 )
 from ..system.directory import Directory
+from ..system.failures import is_full
 from ..system.files import Files
-from .quarantine import copy_aside
 from .search import jumps_at, likely_headers, proven_headers
-
-__all__ = [
-    "NO_SECTIONS", "Extent", "Recovered", "Recovery", "Sections", "Tail", "check_link", "detach", "is_part",
-    "list_segments", "load_headers", "measure", "proven_end", "rebuild_watermark", "recover", "tail_at",
-]  # fmt: skip
 
 logger = logging.getLogger("loglib")
 
@@ -107,6 +102,20 @@ class Sections(NamedTuple):
         number, txn_id = max((self.applied_txn, self.applied_id), (self.held_txn, self.held_id))
         return Sections(number, 0, 0, 0, txn_id, 0, self.txn_store)
 
+    def within(self, first: int, end: int, last_batch: int, before: Callable[[int], int]) -> Sections:
+        """The state of a log from `first` to `end`, where the batch at `last_batch` ends.
+
+        `before` returns the base offset of the batch that ends at an offset. It is called if only the header of a
+        segment has the hold.
+        """
+        if not self.held_txn:
+            return self._replace(held_tail=0)
+        if self.held_from < first:  # retention drops a section only when it is done
+            return self.when_done()
+        if self.held_from >= end:  # a power cut may have taken the batches before it
+            return self._replace(held_from=end, held_tail=last_batch)
+        return self._replace(held_tail=before(self.held_from)) if self.held_tail == UNKNOWN else self
+
     def progress(self) -> tuple[int, int]:
         """A value that grows with each step of each transaction: the older of two states has the smaller one."""
         return max(self.applied_txn, self.held_txn), self.applied_txn
@@ -132,7 +141,7 @@ class Extent(Enum):
 
 
 NO_SECTIONS = Sections(0, 0, 0, 0)
-_UNKNOWN = -1  # as `held_tail`: to be looked up
+UNKNOWN = -1  # as `held_tail`: to be looked up
 
 
 class Tail(NamedTuple):
@@ -188,7 +197,7 @@ def list_segments(files: Files, directory: str) -> dict[int, int]:
     """
     try:
         if not files.is_directory(directory):  # through a planted link, the writer would lock and write elsewhere
-            raise CorruptLogError(directory, 0, "something else", "a directory, and no link to one")
+            raise _no_directory(directory)
         return _segments_of(files.sizes(directory))
     except FileNotFoundError as error:
         if not files.exists(os.path.dirname(directory)):
@@ -196,9 +205,23 @@ def list_segments(files: Files, directory: str) -> dict[int, int]:
         raise CorruptLogError(directory, 0, "no directory", "that of a partition") from error
 
 
+def _no_directory(path: str) -> CorruptLogError:
+    return CorruptLogError(path, 0, "something else", "a directory, and no link to one")
+
+
 def _segments_of(found: dict[str, int]) -> dict[int, int]:
     sizes = {parse_segment_name(name): size for name, size in found.items()}
     return {base: sizes[base] for base in sorted(base for base in sizes if base is not None)}
+
+
+def segment_sizes(directory: Directory) -> dict[int, int]:
+    """Base offset and file size in bytes of each segment in an open directory, in order of offset."""
+    return _segments_of(directory.sizes())
+
+
+def segment_reader(directory: Directory, identity: Identity, base: int) -> SegmentReader:
+    """Open a segment of an open directory."""
+    return SegmentReader(directory.files, directory.path_of(segment_name(base)), identity, within=directory)
 
 
 def load_headers(directory: Directory, segments: dict[int, int], identity: Identity) -> dict[int, SegmentHeader]:
@@ -241,13 +264,12 @@ def proven_end(reader: SegmentReader) -> tuple[int, int]:
 
 def recover(directory: Directory, identity: Identity, permissions: int) -> Recovered:
     """Make appending to the partition safe. The caller holds the writer lock of the directory."""
-    files = directory.files
     _check_place(directory)
     directory.make_own(WATERMARK)
-    mark = _read_mark(directory, identity)
-    found = _segments_of(directory.sizes())
+    mark = read_mark(directory, identity)
+    found = segment_sizes(directory)
     _detach_last(directory, found)
-    log_start = 0 if mark is None else mark.log_start_offset
+    log_start = 0 if mark is None else mark.log_start_offset  # segments below it were given up before a crash
     segments = {base: size for base, size in found.items() if base >= log_start}
     if not segments:
         raise CorruptLogError(directory.path, 0, "no segment", "at least one: a partition is made with one")
@@ -256,36 +278,24 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     first, last = min(segments), max(segments)
     if mark is not None and first != mark.log_start_offset:
         raise CorruptLogError(directory.path, 0, f"a first segment at {first}", f"one at {mark.log_start_offset}")
-    with SegmentReader(files, directory.path_of(segment_name(last)), identity, within=directory) as reader:
+    with segment_reader(directory, identity, last) as reader:
         durable_end, tail = measure(reader, mark)
         valid_end = tail.end
         torn_bytes = reader.end_of_data(valid_end) - valid_end
         behind_bytes = reader.end_of_file() - valid_end
-        sections = tail.sections
-        if sections.held_txn and sections.held_from < first:  # retention drops it only when it is done
-            sections = sections.when_done()
-        if sections.held_txn and sections.held_from > valid_end:  # a power cut took the batches before its section
-            sections = sections._replace(held_from=valid_end, held_tail=tail.last_batch)
-        if sections.held_tail == _UNKNOWN:
-            held_tail = 0
-            if sections.held_txn:
-                held_tail = _batch_before(directory, identity, segments, sections.held_from, tail)
-            sections = sections._replace(held_tail=held_tail)
+        before = partial(_batch_before, directory, identity, segments)
+        sections = tail.sections.within(first, valid_end, tail.last_batch, before)
     if max(tail.writer_epoch, mark.writer_epoch if mark else 0) == _LAST_EPOCH:
         path = directory.path_of(WATERMARK)
         raise CorruptLogError(path, 40, f"writer epoch {_LAST_EPOCH}", "one that the next writer's may follow")
     quarantine = None
     if behind_bytes or valid_end != durable_end:
         quarantine = _mend(directory, reader, durable_end=durable_end, valid_end=valid_end, torn_bytes=torn_bytes)
-    given_up = [segment_name(base) for base in found if base < log_start]  # by retention, before a crash
-    names = directory.names()
-    half_made = [name for name in names if name.endswith(".tmp")]
-    alone = [name for name in names if parse_beside_name(name) not in (None, *segments)]  # their segment is gone
-    for name in given_up + half_made + alone:
-        if not directory.is_directory(name):  # loglib makes no directory of such a name
-            directory.unlink(name)
+    remove_others(directory, segments)
     directory.sync()
-    report = Recovery(torn_bytes, valid_end - durable_end, quarantine, mark is None)
+    # What another process has written, and has yet to flush, is written again, too; nothing went wrong with it.
+    is_as_left = mark is not None and not torn_bytes and mark.flushed_end < mark.written_end == valid_end
+    report = Recovery(torn_bytes, 0 if is_as_left else valid_end - durable_end, quarantine, mark is None)
     if not report.clean:
         logger.warning(
             "%s: recovered; cut %d bytes of a torn tail%s, wrote %d unsynced bytes again%s",
@@ -305,6 +315,17 @@ def recover(directory: Directory, identity: Identity, permissions: int) -> Recov
     return Recovered(headers, tail, mark, report, producers)
 
 
+def remove_others(directory: Directory, bases: Collection[int]) -> bool:
+    """Remove other segments than these, files whose segment is gone, and half-made files. True if there were any."""
+    removed, known = False, {None, *bases}
+    for name in directory.names():
+        strange = {parse_segment_name(name), parse_beside_name(name)} - known
+        if (strange or name.endswith(".tmp")) and not directory.is_directory(name):  # loglib makes no such directory
+            directory.unlink(name)
+            removed = True
+    return removed
+
+
 def tail_at(reader: SegmentReader, end: int, last_batch: int) -> Tail:
     """The tail of a log that ends at `end`, from the last batch before it."""
     if end == reader.base_offset:
@@ -318,7 +339,7 @@ def tail_at(reader: SegmentReader, end: int, last_batch: int) -> Tail:
 def _tail_before(reader: SegmentReader) -> Tail:
     """The tail of a log whose last segment has no batch."""
     header = reader.header
-    sections = Sections.of(header, _UNKNOWN)
+    sections = Sections.of(header, UNKNOWN)
     return Tail(
         header.base_offset, header.previous_batch, header.previous_crc, header.last_append_time,
         header.running_max_timestamp, NO_TIMESTAMP, header.writer_epoch, sections=sections,
@@ -333,12 +354,10 @@ def _tail_after(last: Header, reader: SegmentReader) -> Tail:
     )  # fmt: skip
 
 
-def _batch_before(directory: Directory, identity: Identity, segments: dict[int, int], offset: int, tail: Tail) -> int:
+def _batch_before(directory: Directory, identity: Identity, segments: dict[int, int], offset: int) -> int:
     """Base offset of the batch that ends at the offset; the offset itself if there is none."""
-    if offset >= tail.end:
-        return tail.last_batch
     base = max(each for each in segments if each <= offset)
-    with SegmentReader(directory.files, directory.path_of(segment_name(base)), identity, within=directory) as reader:
+    with segment_reader(directory, identity, base) as reader:
         return reader.header.previous_batch if offset == base else reader.header_at(offset).previous_offset
 
 
@@ -346,7 +365,7 @@ def _check_place(directory: Directory) -> None:
     """Check that the directory is still at its path. Readers would not find records in a moved one."""
     if not directory.is_named():
         if directory.files.exists(directory.path) and not directory.files.is_directory(directory.path):
-            raise CorruptLogError(directory.path, 0, "something else", "a directory, and no link to one")
+            raise _no_directory(directory.path)
         raise LogMovedError(directory.path, "was moved or removed while it was being opened")
 
 
@@ -358,7 +377,7 @@ def detach(directory: Directory) -> None:
     are copied before something writes into them.
     """
     directory.make_own(WATERMARK)
-    _detach_last(directory, _segments_of(directory.sizes()))
+    _detach_last(directory, segment_sizes(directory))
 
 
 def _detach_last(directory: Directory, segments: Collection[int]) -> None:
@@ -366,7 +385,8 @@ def _detach_last(directory: Directory, segments: Collection[int]) -> None:
         directory.make_own(segment_name(max(segments)))
 
 
-def _read_mark(directory: Directory, identity: Identity) -> Mark | None:
+def read_mark(directory: Directory, identity: Identity) -> Mark | None:
+    """The mark of the log in an open directory; None if it is lost."""
     if not directory.exists(WATERMARK):
         return None
     return newest(directory.read_whole(WATERMARK, MOST_BYTES), identity.salt, directory.path_of(WATERMARK))
@@ -465,20 +485,55 @@ def _keep_aside(directory: Directory, name: str, start: int, size_bytes: int) ->
     try:
         return copy_aside(directory, name, start, size_bytes, word="torn", replaces=True)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if not is_full(error):
             raise
         path = directory.path_of(name)
         logger.warning("%s: no room to keep %d bytes of a torn tail aside; they are cut", path, size_bytes)
         return None
 
 
+def copy_aside(
+    directory: Directory,
+    name: str,
+    start: int,
+    size_bytes: int,
+    *,
+    word: str = "damaged",
+    replaces: bool = False,
+    shares: bool = False,
+) -> str:
+    """Copy bytes that are about to be overwritten or cut into `<name>.<word>-<start>`, and return the copy's path.
+
+    The copy and its name are synced; a copy that fails leaves no file. The name of a segment loses its `.log`. A second
+    copy gets a number after its name, unless it `replaces` the first. A copy that `shares` the disk's blocks, where the
+    file system can do that, takes no time for whole segments.
+    """
+    files = directory.files
+    stem = f"{name.removesuffix('.log')}.{word}-{start}"
+    names = chain([stem], (f"{stem}.{number}" for number in count(2)))
+    kept = stem if replaces else next(each for each in names if not directory.exists(each))
+    source = directory.open_read(name)
+    try:
+        copy = directory.create(kept, 0o600, exclusive=not replaces)
+        try:
+            if replaces:
+                files.ftruncate(copy, 0)
+            copy_range = files.share_range if shares else files.copy_range
+            copy_range(source, copy, start=start, end=min(start + size_bytes, files.size(source)), at=0)
+            files.datasync(copy)
+        except OSError:
+            directory.unlink(kept)
+            raise
+        finally:
+            files.close(copy)
+    finally:
+        files.close(source)
+    directory.sync()
+    return directory.path_of(kept)
+
+
 def rebuild_watermark(directory: Directory, identity: Identity, permissions: int, mark: Mark) -> None:
     """Write the mark into both slots, in place, so that readers with the file open see it. Synced."""
-    files = directory.files
     fd = directory.create(WATERMARK, permissions, exclusive=False)
-    try:
-        files.write_all(fd, [encode_new(mark, identity.salt)], 0)
-        files.datasync(fd)
-    finally:
-        files.close(fd)
+    directory.files.fill(fd, encode_new(mark, identity.salt))
     directory.sync()

@@ -2,7 +2,7 @@
 
 Invariant: the contents of records play no part. A place is trusted as the place of a batch in these cases: it is the
 segment's base; the watermark or the next segment's header names it as the last batch; a batch at a trusted place points
-to it (as the batch before, or by its jump: format/skip_pointers.py); or such a batch ends there. Bytes that only look
+to it (as the batch before, or by its jump: format/chain.py); or such a batch ends there. Bytes that only look
 like a batch are not trusted, even with right checksums: a record's value can hold them.
 
 A damaged header loses only what it covers. A search then goes around it: by other pointers, or forwards from
@@ -29,12 +29,10 @@ from typing import NoReturn
 
 from ..config.policies import MAX_BATCH_BYTES
 from ..errors import CorruptLogError, UnsupportedFormatError
+from ..format.chain import Jumps
 from ..format.columns import aligned
 from ..format.header import HEADER_BYTES, MAGIC, Header, crc32c
-from ..format.skip_pointers import Jumps
 from ..segment import SegmentReader
-
-__all__ = ["after_damage", "around", "first_reaching", "jumps_at", "likely_headers", "proven_headers", "refuse_damage"]
 
 _WINDOW = 1 << 20
 # Fields of a header.

@@ -20,11 +20,6 @@ from ..system.files import Files
 from . import copy_role
 from .transaction_numbers import is_pending
 
-__all__ = [
-    "NAME", "STORE_FILE", "StorePointer", "content_of", "is_lost", "is_pending_here", "lost_store", "read_pointer",
-    "sealed", "settle",
-]  # fmt: skip
-
 NAME = "transactions.json"
 STORE_FILE = "store.json"  # in the store: its id
 _MOST_BYTES = 1 << 16
@@ -64,7 +59,8 @@ def settle(files: Files, topic_path: str, store_path: str, store_id: bytes, *, p
             home = read_pointer(files, topic_path)  # another process may have been quicker
             if home is None:
                 copy_role.check(files, topic_path, copy_role.TRANSACT)
-                _write(directory, store_path, store_id, permissions)
+                relative = os.path.relpath(store_path, directory.path)
+                directory.replace(NAME, sealed(relative, store_id), permissions)
                 return
     if home.id != store_id:
         if os.path.realpath(home.path) == os.path.realpath(store_path):
@@ -96,10 +92,6 @@ def lost_store(topic_path: str, store_path: str) -> str:
         f"back, or open the topic by a path that leads to it; or run `loglib repair {topic_path}`: then the topic gets "
         "a new store with its next transaction, which does not know the versions of apps that were committed before"
     )
-
-
-def _write(directory: Directory, store_path: str, store_id: bytes, permissions: int) -> None:
-    directory.replace(NAME, sealed(os.path.relpath(store_path, directory.path), store_id), permissions)
 
 
 def sealed(relative: str, store_id: bytes) -> bytes:

@@ -7,6 +7,11 @@ wins and the others use its topic.
 The file is JSON for people to read: format version, log id (a UUID, the salt of every checksum), and
 the policies under their names in `Topic.open`. Readers ignore unknown names. The last value is a CRC of
 the text before it, so that a flipped bit does not become another policy.
+
+A change needs a new file, and a full disk has no room for it. But a smaller limit of retention is what makes room. So
+beside `topic.json` there is a file `topic.json.spare` of one block, which says nothing. When the disk is full, the new
+description is written over it, where it needs no more room, and it is renamed. The former file then is the spare one,
+because a full disk may not take a new one. No reader ever opens the spare file.
 """
 
 from __future__ import annotations
@@ -14,34 +19,48 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from contextlib import suppress
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..config.policies import CODEC_NAMES, TopicConfig
-from ..errors import CorruptLogError, LogError, UnsupportedFormatError
+from ..errors import CorruptLogError, LogError, StorageFullError, UnsupportedFormatError
 from ..format.codec import codec_id
 from ..format.header import crc32c
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, encode_new
 from ..segment import HEADER_BYTES, Identity, create_segment, first_segment
 from ..system.directory import Directory
+from ..system.failures import is_full
 from ..system.files import Files
-
-__all__ = [
-    "FORMAT", "MOST_BYTES", "NAME", "add_partitions", "create", "make_missing", "make_partition", "new_aside", "parse",
-    "partition_directory", "put_in_place", "read", "write",
-]  # fmt: skip
+from ..system.process import importing
 
 FORMAT = 3
 NAME = "topic.json"
+SPARE = f"{NAME}.spare"
+_FORMER = f"{NAME}.spare.tmp"
 MOST_BYTES = 1 << 20
+_SPARE_BYTES = 4096  # a block of most file systems; a description has about 1200 bytes
 _ASIDE_LETTERS = 40  # of the name: enough for a person to recognize the directory
+
+
+class Stamp(NamedTuple):
+    """Which file `topic.json` is."""
+
+    inode: int
+    size_bytes: int
+    modified_s: float  # by the file system's clock
 
 
 def partition_directory(path: str, number: int) -> str:
     return os.path.join(path, f"{number:04d}")
+
+
+def exists(files: Files, path: str) -> bool:
+    """True if the directory has a topic."""
+    return files.exists(os.path.join(path, NAME))
 
 
 def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
@@ -58,6 +77,26 @@ def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:
             return read(files, path)
         _refuse_number(name, config, path)
     return log_id, config
+
+
+def stamp(files: Files, path: str, name: str = NAME) -> Stamp | None:
+    """Facts about `topic.json`, or another such file, that differ if another one has its place. None if there is none.
+
+    The clock of a file system is coarse. So while a file is young, another one may follow it with the same facts.
+    """
+    try:
+        facts = files.facts(os.path.join(path, name))
+    except (LogError, OSError):
+        return None
+    return Stamp(facts.st_ino, facts.st_size, facts.st_mtime)
+
+
+def read_existing(files: Files, path: str) -> tuple[bytes, TopicConfig]:
+    """The log id and policies of a topic. `CorruptLogError` if `topic.json` is damaged or lost."""
+    described = read(files, path)
+    if described is None:
+        raise CorruptLogError(os.path.join(path, NAME), 0, "no file", "the description of the topic")
+    return described
 
 
 def parse(name: str, content: bytes) -> tuple[bytes, TopicConfig]:
@@ -100,12 +139,6 @@ def _parse_id(text: str) -> bytes:
     return log_id
 
 
-def _id_text(log_id: bytes) -> str:
-    """The 16 bytes as a UUID in text (RFC 9562)."""
-    text = log_id.hex()
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-
-
 def _has_records(files: Files, directory: str) -> bool:
     """True if the directory has more than an empty log. A crash in `add_partitions` leaves empty logs."""
     if not files.exists(directory):
@@ -124,13 +157,70 @@ def _check_crc(name: str, content: bytes, stated: str) -> None:
         raise CorruptLogError(name, len(before), f"crc {stated}", expected)
 
 
+def _uuid() -> Any:
+    """The module, which takes a fifth of the time of `import loglib`. Only what makes or changes a topic needs it."""
+    with importing:
+        import uuid
+
+    return uuid
+
+
 def write(directory: Directory, log_id: bytes, config: TopicConfig) -> None:
-    """Replace `topic.json`. Synced."""
+    """Replace `topic.json`. Synced. `StorageFullError` if the disk is full, and the spare file does not help."""
     _check_stored(config)
-    values = {"format": FORMAT, "log_id": _id_text(log_id)} | config.to_json()
+    values = {"format": FORMAT, "log_id": str(_uuid().UUID(bytes=log_id))} | config.to_json()
     text = json.dumps(values, indent=2).removesuffix("\n}") + ",\n  "
-    content = f'{text}"crc": "{crc32c(text.encode()):08x}"\n}}\n'
-    directory.replace(NAME, content.encode(), config.permissions)
+    content = f'{text}"crc": "{crc32c(text.encode()):08x}"\n}}\n'.encode()
+    try:
+        directory.replace(NAME, content, config.permissions)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        with suppress(OSError):  # the file that `replace` could not write
+            directory.unlink(f"{NAME}.tmp")
+        _write_over_spare(directory, content, config.permissions, error)
+    _keep_spare(directory, config.permissions)
+
+
+def _write_over_spare(directory: Directory, content: bytes, permissions: int, refused: OSError) -> None:
+    """Replace `topic.json` by the spare file, whose block takes the content, and keep the former one. Synced."""
+    files, failure = directory.files, StorageFullError(directory.path_of(NAME), refused)
+    try:
+        if files.facts(SPARE, dir_fd=directory.fd).st_nlink > 1:
+            raise failure
+        with files.closing(directory.open_write(SPARE)) as fd:
+            if stat.S_IMODE(files.fstat(fd).st_mode) != permissions:
+                files.fchmod(fd, permissions)
+            files.ftruncate(fd, files.write_all(fd, [content], 0))
+            files.datasync(fd)
+        with suppress(OSError):  # some file systems have no second names; then a new spare file is made, if it can be
+            directory.link(NAME, _FORMER)
+        directory.rename(SPARE, NAME)
+        directory.sync()
+    except OSError as error:
+        if not is_full(error) and not isinstance(error, FileNotFoundError):
+            raise
+        raise failure from refused
+
+
+def _keep_spare(directory: Directory, permissions: int) -> None:
+    """Keep or make a spare file. Handed to the system: without it, a full disk refuses a change.
+
+    A file with several names (`cp -al`) belongs to a copy of the topic as well, where it may be `topic.json` one day.
+    """
+    files = directory.files
+    with suppress(OSError):  # the change is made, and the next one tries again
+        if directory.exists(_FORMER):
+            directory.rename(_FORMER, SPARE)  # does nothing to two names of one file
+        if directory.exists(_FORMER):
+            directory.unlink(_FORMER)
+        if directory.exists(SPARE):
+            facts = files.facts(SPARE, dir_fd=directory.fd)
+            if facts.st_size and facts.st_nlink == 1 and stat.S_IMODE(facts.st_mode) == permissions:
+                return
+            directory.unlink(SPARE)
+        with files.closing(directory.create(SPARE, permissions)) as fd:
+            files.write_all(fd, [bytes(_SPARE_BYTES)], 0)
 
 
 def _check_stored(config: TopicConfig) -> None:
@@ -151,9 +241,7 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
     _check_stored(config)
     parent = os.path.dirname(path)
     files.make_directories(parent, config.permissions)
-    import uuid  # a fifth of the time of `import loglib`, and only a new topic needs it
-
-    log_id = uuid.uuid4().bytes
+    log_id = _uuid().uuid4().bytes
     aside = new_aside(files, path)
     if put_in_place(files, aside, path, lambda: _build(files, aside, log_id, config, now=now)):
         files.sync_directory(parent)
@@ -192,20 +280,9 @@ def _build(files: Files, aside: str, log_id: bytes, config: TopicConfig, *, now:
     files.make_directory(aside, config.permissions)
     for number in range(config.partitions):
         directory = partition_directory(aside, number)
-        files.make_directory(directory, config.permissions)
         make_partition(files, directory, Identity.of(log_id, number), now=now, permissions=config.permissions)
     with Directory.open(files, aside) as made:
         write(made, log_id, config)
-
-
-def add_partitions(directory: Directory, log_id: bytes, config: TopicConfig, partitions: int, *, now: int) -> None:
-    """Add empty partitions to a topic. Synced.
-
-    A crash leaves empty logs that `topic.json` does not count. The next call uses them.
-    """
-    grown = replace(config, partitions=partitions)
-    make_missing(directory, log_id, grown, range(config.partitions, partitions), now=now)
-    write(directory, log_id, grown)
 
 
 def make_missing(
@@ -219,14 +296,14 @@ def make_missing(
             aside = f"{place}.tmp"
             if files.exists(aside):
                 files.remove_tree(aside)
-            files.make_directory(aside, config.permissions)
             make_partition(files, aside, Identity.of(log_id, number), now=now, permissions=config.permissions)
             files.rename(aside, place)
     directory.sync()
 
 
 def make_partition(files: Files, path: str, identity: Identity, *, now: int, permissions: int) -> None:
-    """Create an empty log in a new directory: its watermark and its first segment. Synced, including the names."""
+    """Make a directory with an empty log: a watermark and the first segment. Synced, except the directory's name."""
+    files.make_directory(path, permissions)
     first = encode_new(Mark.at_rest(0), identity.salt)
     with Directory.open(files, path) as directory:
         directory.write_new(WATERMARK, first, permissions)

@@ -17,12 +17,10 @@ Threads: no state, safe for all.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..format.checked_json import unseal_mended
 from ..system.files import Files
-
-__all__ = ["CHECKPOINT", "DONE", "MOST_BYTES", "is_done", "is_pending", "name_of", "newest_checkpoint", "numbers"]
 
 DONE = ".done"
 CHECKPOINT = ".checkpoint"
@@ -39,13 +37,10 @@ def is_done(files: Files, store_path: str, number: int) -> bool:
     try:
         if files.exists(os.path.join(store_path, name_of(number, DONE))):
             return True
-        for _ in range(_LISTINGS):
-            newest = newest_checkpoint(files.listdir(store_path))
-            if newest is not None:
-                return newest >= number
+        newest = newest_checkpoint(lambda: files.listdir(store_path))
+        return newest is not None and newest >= number
     except OSError:
         return False
-    return False
 
 
 def is_pending(files: Files, store_path: str, number: int, txn_id: int) -> bool:
@@ -58,9 +53,13 @@ def is_pending(files: Files, store_path: str, number: int, txn_id: int) -> bool:
         return False
 
 
-def newest_checkpoint(names: Iterable[str]) -> int | None:
-    """The highest number of a checkpoint; None if the listing missed it, because another one was just replacing it."""
-    return max(numbers(names, CHECKPOINT), default=None)
+def newest_checkpoint(list_names: Callable[[], Iterable[str]]) -> int | None:
+    """The highest number of a checkpoint in the listed names; None if there is no checkpoint."""
+    for _ in range(_LISTINGS):
+        found = numbers(list_names(), CHECKPOINT)
+        if found:
+            return max(found)
+    return None
 
 
 def name_of(number: int, suffix: str = "") -> str:

@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..format.batch import Batch, stored_header
+from ..format.chain import Jumps
 from ..format.header import Header
 from ..format.record import Damage
-from ..format.skip_pointers import Jumps
 from ..format.watermark import MOST_BYTES, Mark, broken_slots
-from ..segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header, segment_name
+from ..segment import HEADER_BYTES, NO_TIMESTAMP, SegmentHeader, read_producers, read_segment_header
 from ..system.files import Files
 from . import topic_file
 from .cursor import Cursor
-from .gaps import read_gaps
+from .gaps import Gap, read_gaps
 from .log import FixedMark, Log
 from .recovery import check_link, list_segments
 
-__all__ = ["Progress", "VerifyReport", "size_of", "verify_description", "verify_log", "verify_topic"]
-
+_AT_THE_TAIL = 2  # segments whose headers are checked with `tail_only`: the last one, and the one that it must follow
 Progress = Callable[[int, int], object]  # is called with the number of bytes that are done, and of all bytes
 
 
 class VerifyReport(NamedTuple):
-    """The result of verifying: the amounts that are whole, the damage, and the gaps that a repair has declared."""
+    """The result of verifying: the amounts that are whole, the damage, and the gaps that a repair has declared.
+
+    `accepted` are those of the gaps whose loss was accepted (`repair` with `accept`).
+    """
 
     segments: int
     batches: int
@@ -38,12 +41,19 @@ class VerifyReport(NamedTuple):
     bytes: int
     damage: tuple[Damage, ...] = ()
     gaps: tuple[Damage, ...] = ()
+    accepted: tuple[Damage, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """True if nothing is damaged, and nothing is declared as lost except what was accepted."""
+        return not self.damage and {*self.gaps} <= {*self.accepted}
 
     @classmethod
     def of_all(cls, reports: Iterable[VerifyReport]) -> VerifyReport:
         """One report of several."""
-        segments, batches, records, size, damage, gaps = zip(*reports, strict=True)
-        return cls(sum(segments), sum(batches), sum(records), sum(size), sum(damage, ()), sum(gaps, ()))
+        *amounts, damage, gaps, accepted = zip(*reports, strict=True)
+        segments, batches, records, size = map(sum, amounts)
+        return cls(segments, batches, records, size, sum(damage, ()), sum(gaps, ()), sum(accepted, ()))
 
     @classmethod
     def of_error(cls, error: CorruptLogError, partition: int | None) -> VerifyReport:
@@ -51,32 +61,35 @@ class VerifyReport(NamedTuple):
         return cls(0, 0, 0, 0, (Damage.of(error, partition),))
 
 
-def verify_topic(
-    files: Files, path: str, log_id: bytes, logs: Sequence[Log], progress: Progress | None = None
+def verify_log(
+    log: Log, progress: Callable[[int], object] | None = None, *, tail_only: bool = False
 ) -> VerifyReport:
-    """Check the file that describes a topic, and all its logs. `progress` is as in `Topic.verify`."""
-    reports = [verify_description(files, path, log_id)]
-    sizes = [] if progress is None else list(map(size_of, logs))
-    for number, log in enumerate(logs):
-        done = sum(sizes[:number])
-        tell = None if progress is None else lambda more, done=done: progress(done + more, sum(sizes))
-        reports.append(verify_log(log, tell))
-    return VerifyReport.of_all(reports)
-
-
-def verify_log(log: Log, progress: Callable[[int], object] | None = None) -> VerifyReport:
     """Verify everything below the flushed end, and report all damage.
 
-    `progress` is called now and then with the number of bytes that are verified.
+    `progress` is called now and then with the number of bytes that are verified. With `tail_only` the watermark, the
+    sizes of all segments, the headers of the last two and the last batch are verified, however long the log is.
     """
     try:
-        return _Verification(log, progress).report()
+        return _Verification(log, progress, tail_only=tail_only).report()
     except CorruptLogError as error:
         return VerifyReport.of_error(error, log.partition)
 
 
-def size_of(log: Log) -> int:
-    """Bytes of batches that `verify_log` has to check; 0 if damage hides it."""
+def verify_logs(
+    logs: Sequence[Log], progress: Progress | None = None, *, tail_only: bool = False
+) -> VerifyReport:
+    """Verify these logs, as `verify_log` does. `progress` is as in `Topic.verify`."""
+    sizes = [] if progress is None else list(map(_size_of, logs))
+    reports: list[VerifyReport] = []
+    for number, log in enumerate(logs):
+        done = sum(sizes[:number])
+        tell = None if progress is None else lambda more, done=done: progress(done + more, sum(sizes))
+        reports.append(verify_log(log, tell, tail_only=tail_only))
+    return VerifyReport.of_all(reports)
+
+
+def _size_of(log: Log) -> int:
+    """Bytes of batches to check; 0 if damage hides it."""
     try:
         mark = log.mark()
     except CorruptLogError:
@@ -86,13 +99,11 @@ def size_of(log: Log) -> int:
 
 def verify_description(files: Files, path: str, log_id: bytes) -> VerifyReport:
     """Verify `topic.json`, which must belong to the log."""
-    name = os.path.join(path, topic_file.NAME)
     try:
-        described = topic_file.read(files, path)
-        if described is None:
-            raise CorruptLogError(name, 0, "no file", "the description of the topic")
-        if described[0] != log_id:
-            raise CorruptLogError(name, 0, f"log {described[0].hex()}", f"log {log_id.hex()}")
+        described_id, _ = topic_file.read_existing(files, path)
+        if described_id != log_id:
+            name = os.path.join(path, topic_file.NAME)
+            raise CorruptLogError(name, 0, f"log {described_id.hex()}", f"log {log_id.hex()}")
     except CorruptLogError as error:
         return VerifyReport.of_error(error, None)
     return VerifyReport(0, 0, 0, 0)
@@ -113,11 +124,13 @@ class _Links(NamedTuple):
 class _Verification:
     """One verification of one log."""
 
-    def __init__(self, log: Log, progress: Callable[[int], object] | None) -> None:
+    def __init__(self, log: Log, progress: Callable[[int], object] | None, *, tail_only: bool) -> None:
         self._log = log
         self._progress = progress
+        self._tail_only = tail_only
         self._damage: list[Damage] = []
         self._gaps: list[Damage] = []
+        self._declared: Sequence[Gap] = ()
 
     def report(self) -> VerifyReport:
         while True:  # start again if retention dropped segments during the check
@@ -133,7 +146,8 @@ class _Verification:
                     raise
             else:
                 if not self._damage or not self._overtaken(mark):
-                    return report._replace(damage=tuple(self._damage), gaps=tuple(self._gaps))
+                    accepted = tuple(each for each in self._gaps if self._is_accepted(each.offsets))
+                    return report._replace(damage=tuple(self._damage), gaps=tuple(self._gaps), accepted=accepted)
 
     def _overtaken(self, mark: Mark) -> bool:
         return self._log.mark().log_start_offset != mark.log_start_offset
@@ -181,10 +195,15 @@ class _Verification:
             self._report(CorruptLogError(path, at, "a slot that is not whole", "a mark with its CRC"))
 
     def _check_gaps(self) -> None:
+        self._declared = ()
         try:
             read_gaps(self._log.files, self._log.directory, self._log.identity)
+            self._declared = self._log.gaps()
         except CorruptLogError as error:
             self._report(error)
+
+    def _is_accepted(self, lost: range) -> bool:
+        return any(each.accepted and each.start <= lost.start and lost.stop <= each.end for each in self._declared)
 
     def _check_segments(self, mark: Mark) -> dict[int, SegmentHeader]:
         """The whole headers, by base offset. Also checks that each segment follows the segment before it."""
@@ -198,8 +217,14 @@ class _Verification:
             self._report(CorruptLogError(log.directory, 0, f"a first segment at {first}", expected))
         headers: dict[int, SegmentHeader] = {}
         previous: int | None = None
+        tail = list(found)[-_AT_THE_TAIL:]
         for base in found:
-            path = self._path(base)
+            if self._tail_only and previous is not None and base <= mark.flushed_end:
+                self._check_reaches(base, previous, found[previous])
+            if self._tail_only and base not in tail:
+                previous = base
+                continue
+            path = self._log.path_of(base)
             try:
                 headers[base] = header = read_segment_header(log.files, path, log.identity)
                 # Beyond the mark a writer may have continued, so the size of the segment before is not its last one.
@@ -213,10 +238,18 @@ class _Verification:
             previous = base
         return headers
 
+    def _check_reaches(self, base: int, previous: int, size: int) -> None:
+        """Check by its size alone that the segment before ends where the one at `base` begins."""
+        wanted = base - previous + HEADER_BYTES
+        if size != wanted:
+            expected = f"{wanted}: the next segment begins at offset {base}"
+            self._report(CorruptLogError(self._log.path_of(previous), size, f"{size} bytes", expected))
+
     def _batches(self, mark: Mark) -> Iterator[Batch]:
         """The whole batches, with whole columns."""
-        cursor = Cursor(self._log, mark.log_start_offset, on_damage=self._note, on_gap=self._gaps.append)
-        try:
+        start = max(mark.flushed_tail, mark.log_start_offset) if self._tail_only else mark.log_start_offset
+        cursor = Cursor(self._log, start, on_damage=self._note, on_gap=self._gaps.append)
+        with closing(cursor):
             while block := cursor.read(mark.flushed_end):
                 for batch in block:
                     try:
@@ -227,8 +260,6 @@ class _Verification:
                         yield batch
                 if self._progress is not None:
                     self._progress(cursor.position - mark.log_start_offset)
-        finally:
-            cursor.close()
 
     def _check_links(self, batch: Batch, before: _Links | None, headers: dict[int, SegmentHeader]) -> _Links:
         """Check the facts in a batch about itself and earlier batches. The cursor has checked the chain of CRCs."""
@@ -291,13 +322,10 @@ class _Verification:
             before = before._replace(running_max_timestamp=header.running_max_timestamp)
         if before[:5] != facts[:5]:
             what = "last batch, its CRC, append time and running maximum"
-            self._report(CorruptLogError(self._path(base), 72, f"{what} {facts[1:5]}", f"{before[1:5]}"))
+            self._report(CorruptLogError(self._log.path_of(base), 72, f"{what} {facts[1:5]}", f"{before[1:5]}"))
         return before
 
     def _contradiction(self, offset: int, at: int, what: str, facts: object, expected: object) -> CorruptLogError:
         base = self._log.index.find(offset) or 0
         position = HEADER_BYTES + offset - base + at
-        return CorruptLogError(self._path(base), position, f"{what} {facts}", f"{expected}")
-
-    def _path(self, base: int) -> str:
-        return os.path.join(self._log.directory, segment_name(base))
+        return CorruptLogError(self._log.path_of(base), position, f"{what} {facts}", f"{expected}")

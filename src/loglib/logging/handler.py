@@ -23,12 +23,12 @@ from contextlib import suppress
 from typing import Any, Unpack
 
 from ..config.policies import Policies
+from ..config.quantities import seconds
 from .json_formatter import JsonFormatter
 from .spool import Drops, Spool
 
-__all__ = ["LogHandler"]
-
 _OWN = __name__.partition(".")[0]
+_LOGGER = logging.getLogger(_OWN)
 
 
 class LogHandler(logging.Handler):
@@ -40,12 +40,16 @@ class LogHandler(logging.Handler):
     - `patience`: seconds, by default 0, that a call to a logger waits for room before its line is dropped.
     - `flush_timeout`: seconds, by default 5, that `flush` and the end of the process wait for the disk.
     - other keywords are policies of a new topic, as in `Topic.open`. The default for `durability` is "os": lines that
-      were written survive a killed process.
+      were written survive a killed process. A topic that exists keeps its policies, with a warning for each one that
+      differs. `loglib alter` changes them, and the handler uses them within a second.
 
     Lines are written in portions, about 50 ms after the first; lines from WARNING on are written immediately. A killed
     process loses the lines that were not yet written; call `flush` to be sure. The loggers of loglib itself are
-    ignored, so that a failing write does not cause more lines. A line that can never be written, because its formatter
-    raises or because it is longer than `max_record_bytes`, is dropped and counted; the others are written.
+    ignored, so that a failing write does not cause more lines; a warning goes to stderr if no other handler takes it.
+    A line that can never be written, because its formatter raises or because it is longer than `max_record_bytes`, is
+    dropped and counted; the others are written.
+
+    Raises `ValueError` or `TypeError` for a wrong argument or policy, also if the topic exists.
     """
 
     def __init__(
@@ -53,12 +57,11 @@ class LogHandler(logging.Handler):
         capacity: int = 16 << 20, patience: float = 0.0, flush_timeout: float = 5.0, **policies: Unpack[Policies],
     ) -> None:  # fmt: skip
         super().__init__(level)
-        policies.setdefault("durability", "os")
+        self._flush_timeout = seconds("flush_timeout", flush_timeout)
         self._spool = Spool(
-            path, capacity_bytes=capacity, patience_s=patience, report=_Report(self), end_timeout_s=flush_timeout,
-            partitions=partitions, **policies,
+            path, capacity_bytes=capacity, patience_s=seconds("patience", patience), report=_Report(self),
+            end_timeout_s=self._flush_timeout, partitions=partitions, defaults={"durability": "os"}, **policies,
         )  # fmt: skip
-        self._flush_timeout = flush_timeout
         self._reporting: set[int] = set()  # threads that print a line that could not be formatted
         self.formatter = JsonFormatter()
 
@@ -80,6 +83,7 @@ class LogHandler(logging.Handler):
         try:
             name = record.name or ""
             if name.startswith(_OWN) and name[len(_OWN) :][:1] in ("", "."):
+                self._show(record)
                 return
             if sys.is_finalizing():  # no other thread runs, and modules are being taken apart
                 self._spool.dropped += 1
@@ -110,6 +114,22 @@ class LogHandler(logging.Handler):
         finally:
             self._reporting.discard(me)
 
+    def _show(self, record: logging.LogRecord) -> None:
+        """Print a warning of loglib to stderr, if only handlers of this class and null handlers would take it.
+
+        `logging` does so with a warning that no handler takes. Otherwise lines could be lost without a word.
+        """
+        takers: list[logging.Handler] = []
+        logger: logging.Logger | None = _LOGGER
+        with suppress(Exception):  # stderr may be closed, or of any kind
+            while logger is not None:
+                takers += [each for each in logger.handlers if not isinstance(each, logging.NullHandler)]
+                logger = logger.parent if logger.propagate else None
+            last = logging.lastResort
+            is_alone = takers[:1] == [self] and all(isinstance(each, LogHandler) for each in takers)
+            if is_alone and last is not None and record.levelno >= last.level:
+                last.handle(record)
+
     def _lose(self, record: logging.LogRecord, error: BaseException) -> None:
         """Count a record that could not be formatted: its filter, formatter or argument may raise anything.
 
@@ -122,7 +142,7 @@ class LogHandler(logging.Handler):
 
     def flush(self) -> None:
         """Wait until all earlier lines are written, for at most `flush_timeout` seconds."""
-        self._spool.flush(self._flush_timeout)
+        self._spool.flush(self._spool.time_left(self._flush_timeout))
 
     def drain(self, timeout: float) -> bool:
         """Wait for at most `timeout` seconds. True if all earlier lines are written, except dropped ones."""
@@ -130,7 +150,7 @@ class LogHandler(logging.Handler):
 
     def close(self) -> None:
         """Write the remaining lines, and give the partition back. A later line opens the topic again."""
-        self._spool.close(self._flush_timeout)
+        self._spool.close(self._spool.time_left(self._flush_timeout))
         super().close()
 
     @property

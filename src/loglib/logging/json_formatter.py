@@ -11,8 +11,6 @@ import math
 import time
 from typing import Any
 
-__all__ = ["JsonFormatter"]
-
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _NAMES = frozenset(("time", "level", "logger", "message", "exception", "stack", "replaced"))
 _LARGEST = 10**300  # larger ints are written as text
@@ -56,7 +54,7 @@ class _Replacing:
         self._around.append(id(value))
         try:
             if isinstance(value, dict):
-                return {self._name(name): self.value(each) for name, each in value.items()}
+                return {self.text(str(name)): self.value(each) for name, each in value.items()}
             return [self.value(each) for each in value]
         finally:
             self._around.pop()
@@ -69,9 +67,6 @@ class _Replacing:
         except UnicodeEncodeError:
             whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # two halves are a character
             return self._instead(whole) if "\ufffd" in whole else whole
-
-    def _name(self, name: Any) -> str:
-        return self.text(name if isinstance(name, str) else str(name))
 
     def _instead(self, text: str) -> str:
         self.replaced += 1

@@ -38,12 +38,11 @@ from typing import NamedTuple, Unpack
 from ..config.arguments import check_count, topic_path
 from ..config.policies import Policies
 from ..errors import OffsetRange
+from ..system.clock import monotonic
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
 from ..system.process import at_exit, forking, in_child, leave_parent
 from .spool_topic import Item, SpoolTopic
-
-__all__ = ["Drops", "Spool"]
 
 logger = logging.getLogger("loglib")
 
@@ -71,12 +70,13 @@ class Spool(NotCopyable):
     def __init__(
         self, path: str | os.PathLike[str], *, capacity_bytes: int, patience_s: float,
         report: Callable[[Drops], bytes], end_timeout_s: float = 5.0, partitions: int | None = None,
-        files: Files = REAL, **policies: Unpack[Policies],
+        files: Files = REAL, defaults: Policies | None = None, **policies: Unpack[Policies],
     ) -> None:  # fmt: skip
         """`put` waits up to `patience_s` for room. `report` makes the record that reports drops.
 
-        The end of the process waits up to `end_timeout_s` for the disk. `partitions` and the policies are for a topic
-        that does not exist yet.
+        The end of the process waits up to `end_timeout_s` for the disk. `partitions`, the policies, and `defaults` in
+        place of policies that are not given, are for a topic that does not exist yet. If it exists, a warning names the
+        policies that differ from the stored ones.
         """
         check_count("capacity_bytes", capacity_bytes)
         self.path = topic_path(path)
@@ -84,10 +84,8 @@ class Spool(NotCopyable):
         self._patience_s = patience_s
         self._report = report
         self._end_timeout_s = end_timeout_s
-        self._make_topic = partial(SpoolTopic, files, self.path, partitions, policies)
+        self._make_topic = partial(SpoolTopic, files, self.path, partitions, defaults or {}, policies)
         self._begin()
-        at_exit.add(self._end)
-        _in_child.add(self._begin_in_child)
 
     def _begin(self) -> None:
         # Guards the numbers and the writer. No call is made while it is held, so nothing can interrupt its holder.
@@ -112,12 +110,12 @@ class Spool(NotCopyable):
         self._here_again_at = 0.0  # when a call may write again, without a thread
         self._end_at: float | None = None  # the process ends, and waits for its last records until then
         self._topic = self._make_topic()
+        at_exit.add(self._end)
+        _in_child.add(self._begin_in_child)
 
     def _begin_in_child(self, parent_pid: int) -> None:
         del parent_pid
         self._begin()
-        at_exit.add(self._end)
-        _in_child.add(self._begin_in_child)
 
     # --- for callers ---------------------------------------------------------------------------------
 
@@ -159,9 +157,9 @@ class Spool(NotCopyable):
         """Wait up to `patience_s` for room of this size, and take it. False if there is none."""
         if size > self._capacity_bytes or self._patience_s <= 0 or self._is_here():
             return False
-        deadline = time.monotonic() + self._patience_s
+        deadline = monotonic() + self._patience_s
         gate = _shut()
-        while (rest := deadline - time.monotonic()) > 0:
+        while (rest := deadline - monotonic()) > 0:
             self._gates.append(gate)  # before the check: each later write opens it
             with self._counting:
                 fits = self._held_bytes + size <= self._capacity_bytes
@@ -184,12 +182,15 @@ class Spool(NotCopyable):
             return False
         if not self._items and not self._portion and self._writer is None:
             return True
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
+        for level in (logging.INFO, logging.WARNING, logging.ERROR):
+            # The caller may hold logging's lock, as `dictConfig` does. Without this the writer's first line needs it.
+            logger.isEnabledFor(level)
         written = _shut()
         self._items.append(written)
         while True:
             self._rouse(urgent=True, until=deadline)
-            rest = deadline - time.monotonic()
+            rest = deadline - monotonic()
             if written.acquire(timeout=min(max(rest, 0.0), _LOOK_S)):
                 return True
             if rest <= 0:
@@ -203,12 +204,12 @@ class Spool(NotCopyable):
         Returns the number of records that are not written. A later record opens the topic again.
         """
         is_written = self.flush(timeout)
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + (timeout if is_written else _LOOK_S)  # for a failed write to be given up
         gate, given_back = _shut(), self._given_back
         self._closing = True
         while self._writer is not None and self._given_back == given_back and not self._is_here():
             self._gates.append(gate)
-            rest = deadline - time.monotonic()
+            rest = deadline - monotonic()
             if rest <= 0 or sys.is_finalizing():
                 break
             _open(self._wake)
@@ -220,9 +221,18 @@ class Spool(NotCopyable):
             logger.error("%s: %d lines were not written", self.path, left)
         return left
 
+    def time_left(self, timeout: float) -> float:
+        """`timeout`, or less at the end of the process: all waits for the same failure share the time of the end."""
+        if self._end_at is None:
+            return timeout
+        now = monotonic()
+        if not self._portion:  # nothing fails
+            self._end_at = now + self._end_timeout_s
+        return min(timeout, max(0.0, self._end_at - now))
+
     def _end(self) -> None:
         """The process ends. Later calls, from other exit functions, write their records themselves."""
-        self._end_at = time.monotonic() + self._end_timeout_s
+        self._end_at = monotonic() + self._end_timeout_s
         self.close(self._end_timeout_s)
 
     # --- the writer ----------------------------------------------------------------------------------
@@ -240,14 +250,14 @@ class Spool(NotCopyable):
                 _open(self._wake)
             return
         self._urgent = self._urgent or urgent
-        now = time.monotonic()
+        now = monotonic()
         if self._end_at is not None:
             self._write_here(until or self._end_at)
         elif now < self._awaited_until or self._start(now):
             return
         elif urgent or now >= self._here_again_at:
             written = self._write_here(until or now)
-            self._here_again_at = time.monotonic() + (_LINGER_S if written else _LONGEST_NAP_S)
+            self._here_again_at = monotonic() + (_LINGER_S if written else _LONGEST_NAP_S)
 
     def _start(self, now: float) -> bool:
         """Start the thread. False if the system has none left.
@@ -260,6 +270,7 @@ class Spool(NotCopyable):
         except Exception:  # noqa: BLE001  RuntimeError, or no memory for it: the next record tries again.
             return False
         self._awaited_until = now + _LOOK_S
+        at_exit.add(self._end)  # again: a worker of billiard imports the package that ends it after its fork
         return True
 
     def _write_here(self, until: float) -> bool:
@@ -305,7 +316,7 @@ class Spool(NotCopyable):
                     nap = min(2 * nap, _LONGEST_NAP_S)
                     if self._closing:  # it has waited long enough
                         return False
-                if time.monotonic() >= self._until:
+                if monotonic() >= self._until:
                     return False
                 if self._closing:
                     return True
@@ -337,20 +348,18 @@ class Spool(NotCopyable):
 
     def _await_records(self) -> None:
         """Wait for records until the thread has been idle for too long, and then a moment for more of them."""
-        idle_until = time.monotonic() + _IDLE_S
+        idle_until = monotonic() + _IDLE_S
         while True:
             self._is_awake = False
             if self._items or self._unreported or self._closing:
                 break
-            rest = idle_until - time.monotonic()
+            rest = idle_until - monotonic()
             if rest <= 0:
                 return
             self._wake.acquire(timeout=min(rest, _LOOK_S))  # an interrupt may have prevented a wake
-            if self._topic.is_open and not self._items and self._topic.is_awaited():
-                self._topic.give_back()
         self._is_awake = True
-        linger_until = time.monotonic() + _LINGER_S
-        while not self._urgent and not self._closing and (rest := linger_until - time.monotonic()) > 0:
+        linger_until = monotonic() + _LINGER_S
+        while not self._urgent and not self._closing and (rest := linger_until - monotonic()) > 0:
             self._wake.acquire(timeout=rest)  # an urgent record ends it
 
     def _report_drops(self) -> None:
@@ -369,8 +378,8 @@ class Spool(NotCopyable):
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, unless the spool is closed or the writer's time is over."""
-        deadline = min(time.monotonic() + seconds, self._until)
-        while not self._closing and (rest := deadline - time.monotonic()) > 0:
+        deadline = min(monotonic() + seconds, self._until)
+        while not self._closing and (rest := deadline - monotonic()) > 0:
             self._wake.acquire(timeout=rest)
 
     def _open_gates(self) -> None:
@@ -385,7 +394,7 @@ class Spool(NotCopyable):
         records = [each for each in self._portion if isinstance(each, Item)]
         waiting = [each for each in self._portion if not isinstance(each, Item)]
         appended: list[OffsetRange] = []
-        portion = records
+        portion = records  # those of them that the topic can take, when that is known
         try:
             if records:
                 topic = self._topic.opened()
@@ -410,7 +419,7 @@ class Spool(NotCopyable):
     def _nap(self) -> bool:
         """Sleep a moment. False if the writer must give up."""
         self._sleep(_FIRST_NAP_S)
-        return not self._closing and time.monotonic() < self._until
+        return not self._closing and monotonic() < self._until
 
     def _settle(self, records: list[Item], left: list[Item]) -> None:
         """Free the room of the `records`, except of those that are `left`."""

@@ -3,9 +3,8 @@
 Invariant: after an error each record of a portion is either in the topic, or returned by `missing`. Errors of loglib
 name each record that is lost or in doubt; those in doubt are looked up after their partition was recovered.
 
-Several processes may have spools on one topic, also more than it has partitions. Each takes a partition that is free. A
-process that finds none leaves the file `waiting` in the topic's directory. The others then give their partition back
-after each portion.
+Several processes may have spools on one topic, also more than it has partitions. Each takes a partition that is free,
+or waits for its turn (append/turns.py).
 
 Threads: belongs to the thread that writes.
 """
@@ -14,14 +13,12 @@ from __future__ import annotations
 
 import _thread
 import logging
-import os
-import time
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..config.policies import Policies
+from ..config.policies import Policies, TopicConfig
 from ..errors import (
     InvalidOffsetError,
     LockedError,
@@ -31,18 +28,15 @@ from ..errors import (
     OffsetOutOfRangeError,
     OffsetRange,
 )
-from ..log.topic_file import NAME
+from ..log import topic_file
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from ..system.process import try_each
+from ..system.process import at_exit, try_each
 from ..topic import Topic, open_topic
-
-__all__ = ["WAITING", "Item", "SpoolTopic"]
 
 logger = logging.getLogger("loglib")
 
-WAITING = "waiting"
-_STALE_S = 10.0  # a process that waits renews its file more often
+_WAIT_S = 0.2  # for a partition; then the thread looks whether it must give up, and tries again
 
 
 class Item(NamedTuple):
@@ -55,21 +49,19 @@ class Item(NamedTuple):
 class SpoolTopic(NotCopyable):
     """A topic that is open while a spool needs it."""
 
-    def __init__(self, files: Files, path: str, partitions: int | None, policies: Policies) -> None:
-        """`partitions` and the policies are for a topic that does not exist yet."""
+    def __init__(
+        self, files: Files, path: str, partitions: int | None, defaults: Policies, policies: Policies
+    ) -> None:
+        """`partitions`, `defaults` and the policies are for a topic that does not exist yet. Wrong ones raise here."""
+        given: dict[str, Any] = {"partitions": partitions, **defaults, **policies}
+        TopicConfig(**{name: value for name, value in given.items() if value is not None})
         self._files = files
         self._path = path
         self._partitions = partitions
+        self._defaults = defaults
         self._policies = policies
-        self._waiting = os.path.join(path, WAITING)
         self._topic: Topic | None = None
-        self._waits = False  # True if this process has left the file `waiting`
         self._has_failed = False  # since the last portion that was written
-
-    @property
-    def is_open(self) -> bool:
-        """True if this process may have a partition."""
-        return self._topic is not None
 
     def opened(self) -> Topic:
         """Open the topic, if it is not open."""
@@ -77,13 +69,19 @@ class SpoolTopic(NotCopyable):
             # If threads were patched to be greenlets after the import, a thread of the topic would be a greenlet that
             # waits for this thread.
             is_as_imported = _thread.start_new_thread is start_new_thread
-            given: dict[str, Any] = {"shared": True, "files": self._files, "background": is_as_imported}
-            if not self._files.exists(os.path.join(self._path, NAME)):
-                given |= {"partitions": self._partitions, **self._policies}
+            given: dict[str, Any] = {
+                "shared": True, "wait": _WAIT_S, "files": self._files, "background": is_as_imported,
+            }  # fmt: skip
+            if not topic_file.exists(self._files, self._path):
+                given |= {"partitions": self._partitions, **self._defaults}
+            given |= self._policies  # of a topic that exists, these are compared with the stored ones
             try:
                 self._topic = open_topic(self._path, **given)
             except RuntimeError:  # no thread can be started; the spool flushes by itself
                 self._topic = open_topic(self._path, **given | {"background": False})
+            # At the end of the process the spool closes it, in the thread that writes. Another thread would wait for a
+            # write that hangs, and a thread and a greenlet that wait for the same lock do not wake each other.
+            at_exit.discard(self._topic.close)
         return self._topic
 
     def give_back(self) -> list[Exception]:
@@ -91,37 +89,9 @@ class SpoolTopic(NotCopyable):
         topic, self._topic = self._topic, None
         return [] if topic is None else [error for _, error in try_each([topic], Topic.close)]
 
-    # --- other processes ------------------------------------------------------------------------------
-
-    def _ask_for_a_partition(self) -> None:
-        """Leave the file that lets other processes know that this one waits, or renew it."""
-        self._waits = True
-        with suppress(OSError):
-            with suppress(FileNotFoundError):
-                self._files.unlink(self._waiting)
-            self._files.close(self._files.create(self._waiting, 0o600))
-
-    def is_awaited(self) -> bool:
-        """True if another process waits for a partition. A file that is no longer renewed is removed."""
-        try:
-            age = time.time() - self._files.facts(self._waiting).st_mtime
-        except OSError:
-            return False
-        if abs(age) > _STALE_S:
-            with suppress(OSError):
-                self._files.unlink(self._waiting)
-            return False
-        return True
-
     def end_portion(self) -> None:
-        """A portion was written: end the waiting of this process, or give the partition to another one that waits."""
+        """A portion was written."""
         self._has_failed = False
-        if self._waits:
-            self._waits = False
-            with suppress(OSError):
-                self._files.unlink(self._waiting)
-        elif self.is_awaited():
-            self.give_back()
 
     # --- errors ---------------------------------------------------------------------------------------
 
@@ -134,9 +104,7 @@ class SpoolTopic(NotCopyable):
         if the writer must give up.
         """
         errors = [error, *self.give_back()]
-        if isinstance(error, LockedError):
-            self._ask_for_a_partition()
-        elif not self._has_failed and not isinstance(error, LogClosedError):
+        if not self._has_failed and not isinstance(error, LogClosedError | LockedError):
             self._has_failed = True  # one warning until a portion can be written again
             logger.warning("%s: %d records wait in memory: %s", self._path, len(portion), error)
         if isinstance(error, LogMovedError):  # the next topic in this path shall have them
@@ -185,10 +153,8 @@ class SpoolTopic(NotCopyable):
         """Take a partition, which recovers it, and seal the segment that could not be written. False if that fails."""
         try:
             self.opened().partition(number).roll()
-        except (LogError, OSError) as error:
+        except (LogError, OSError):
             self.give_back()
-            if isinstance(error, LockedError):
-                self._ask_for_a_partition()
             return False
         return True
 

@@ -4,27 +4,20 @@ from typing import TYPE_CHECKING
 
 from ..config.lazy import lazily
 
-if TYPE_CHECKING:
-    from .archive_manifest import ArchivedFile, ArchivedPartition, ArchiveManifest
-    from .archiving import archive, archived, read_archive
-    from .tier_manifest import TieredPartition, TieredSegment, TierManifest
-    from .tiering import tier, tiered
+if TYPE_CHECKING:  # "as" makes a name public for type checkers
+    from .archive_manifest import ArchivedFile as ArchivedFile
+    from .archive_manifest import ArchivedPartition as ArchivedPartition
+    from .archive_manifest import ArchiveManifest as ArchiveManifest
+    from .archiving import archive as archive
+    from .archiving import archived as archived
+    from .archiving import read_archive as read_archive
+    from .tier_manifest import TieredPartition as TieredPartition
+    from .tier_manifest import TieredSegment as TieredSegment
+    from .tier_manifest import TierManifest as TierManifest
+    from .tiering import tier as tier
+    from .tiering import tiered as tiered
 
-__all__ = [
-    "ArchiveManifest",
-    "ArchivedFile",
-    "ArchivedPartition",
-    "TierManifest",
-    "TieredPartition",
-    "TieredSegment",
-    "archive",
-    "archived",
-    "read_archive",
-    "tier",
-    "tiered",
-]
-
-__getattr__, __dir__ = lazily(
+__getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         ".archive_manifest": "ArchiveManifest ArchivedFile ArchivedPartition",

@@ -30,10 +30,6 @@ from ..config.policies import MAX_OFFSET
 from ..format import checked_json
 from ..log.history import HistoryPoint
 
-__all__ = [
-    "ArchiveManifest", "ArchivedFile", "ArchivedPartition", "Piece", "decode", "encode", "end_of", "file_name",
-]  # fmt: skip
-
 _FILE = re.compile(r"\d{4}/\d{20}-(\d{20})-[0-9a-f]{16}\.parquet")
 _CRCS = ("crc", "footer_crc", "chain")
 

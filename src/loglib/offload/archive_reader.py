@@ -9,31 +9,56 @@ Threads: a stream belongs to one thread.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..config.arguments import Start, Time, check_count, parse_start, partition_numbers
+from ..config.arguments import Start, Time, check_count
+from ..config.extras import named_extras
 from ..config.times import to_datetime
+from ..config.uri import is_remote
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..log.history import TOO_OLD, compare_history
 from ..log.log import Log
+from ..log.lookup import starts_of
 from ..log.reader import Reader, StartLike
-from ..system.files import Files
-from . import parquet
-from .archive_manifest import ArchivedFile, ArchivedPartition, ArchiveManifest, Piece
-from .archive_store import load, located
-from .manifest_log import check_log
+from ..system.files import REAL, Files
+from . import manifest_log, parquet
+from .archive_manifest import ArchivedFile, ArchivedPartition, ArchiveManifest, Piece, decode
+from .manifest_log import FilePlace, Place, check_log
+from .storage import place_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["ArchiveReader", "Range", "Split", "stream", "with_tail"]
-
+DIRECTORY = "_loglib"  # of the manifests; engines that read all of a directory ignore names that begin with _
 Parsed = str | int | Time
 _ADVICE = "nothing was read: read the archive and the topic by themselves, or name the archive of this topic"
+
+
+def newest(place: Place) -> ArchiveManifest | None:
+    """The newest manifest of the archive; None if there is none. It is durable."""
+    return manifest_log.newest(place, DIRECTORY, decode)
+
+
+def _located(files: Files, given: str) -> tuple[Files, str]:
+    """The files for one look at the archive at a path or a URI, and its path in them. `files` are for paths."""
+    storage, path = place_of(given)
+    return storage.files_now(files), path
+
+
+def is_in_a_store(given: str) -> bool:
+    """True if the URI is that of an archive in an object store, and the store answers."""
+    if not is_remote(given):
+        return False
+    try:
+        files, path = _located(REAL, given)
+        return files.exists(f"{path}/{DIRECTORY}")
+    except (OSError, ValueError, ImportError):
+        return False
 
 
 class Range(NamedTuple):
@@ -63,8 +88,11 @@ class ArchiveReader:
     @classmethod
     def load(cls, files: Files, path: str | os.PathLike[str]) -> ArchiveReader:
         """The newest manifest at a path or a URI; `FileNotFoundError` if there is none. `files` are for paths."""
-        files, inner = located(files, os.fsdecode(path))
-        return cls(files, inner, load(files, inner))
+        files, inner = _located(files, os.fsdecode(path))
+        manifest = newest(FilePlace(files, inner))
+        if manifest is None:
+            raise FileNotFoundError(errno.ENOENT, "no archive here; loglib.offload.archive makes one", inner)
+        return cls(files, inner, manifest)
 
     def check_log(self, log_id: bytes, path: str, logs: Iterable[Log]) -> None:
         """Refuse the archive of another log, or of another history of it, or one that has more than the log."""
@@ -76,18 +104,25 @@ class ArchiveReader:
                 if comparison.relation != TOO_OLD:  # a missing record is an error only for a call that wants it
                     comparison.check(f"the archive {self.path}", log, _ADVICE)
 
-    def split(self, partitions: Collection[int], start: StartLike, end: StartLike | None, *, now_us: int) -> Split:
-        """The records from `start` to `end`: in the archive up to its end, and after it in the log."""
-        starts = _parsed(start, partitions, now_us, others="begin")
-        ends = _parsed("end" if end is None else end, partitions, now_us, others="end")
+    def split(
+        self, partitions: Collection[int], start: StartLike, end: StartLike | None, *, now_us: int, alone: bool = False
+    ) -> Split:
+        """The records from `start` to `end`: in the archive up to its end, and after it in the log.
+
+        If the archive is read `alone`, an offset after its end is an `OffsetOutOfRangeError`.
+        """
+        starts = starts_of(start, partitions, now_us=now_us, others="begin")
+        ends = starts_of("end" if end is None else end, partitions, now_us=now_us, others="end")
         ranges = []
         for number, each in self._archived(starts).items():
-            first, last = self.offset_of(each, starts[number]), self.offset_of(each, ends[number])
+            first, last = (self._offset_of(each, given[number], alone=alone) for given in (starts, ends))
             if first is not None:
                 starts[number] = each.end
                 ranges.append(Range(number, first, each.end if last is None else last))
             if last is not None:
                 starts[number] = ends[number] = each.end
+        if alone:
+            return Split(ranges, {}, {})
         places = ({number: _as_start(each) for number, each in given.items()} for given in (starts, ends))
         return Split(ranges, *places)
 
@@ -111,7 +146,7 @@ class ArchiveReader:
         pieces = self.archived.partitions[wanted.partition].pieces()
         return [each for each in pieces if each.start < wanted.end and wanted.start < each.end]
 
-    def offset_of(self, partition: ArchivedPartition, start: Parsed) -> int | None:
+    def _offset_of(self, partition: ArchivedPartition, start: Parsed, *, alone: bool) -> int | None:
         """The offset of a start in the archive; None if it lies after the archive's end."""
         match start:
             case "begin":
@@ -119,7 +154,7 @@ class ArchiveReader:
             case Time(timestamp_us):
                 return self._offset_of_time(partition, timestamp_us)
             case int():
-                if start < partition.start:
+                if start < partition.start or (alone and start > partition.end):
                     raise OffsetOutOfRangeError(partition.partition, start, partition.start, partition.end)
                 return start if start < partition.end else None
         return None
@@ -161,6 +196,11 @@ class ArchiveReader:
                 if not whole and batch.column("offset")[-1].as_py() >= wanted.end - 1:
                     break  # the remaining records of the row group need not be decoded
 
+    def size_of(self, file: ArchivedFile) -> int:
+        """The size of a file now, which is opened for that."""
+        with self._files.closing(self._files.open_read(os.path.join(self.path, file.name))) as fd:
+            return self._files.size(fd)
+
     @contextmanager
     def _open(self, file: ArchivedFile) -> Iterator[tuple[int, pq.ParquetFile]]:
         """An open file that has the size and the footer that the manifest names."""
@@ -169,15 +209,13 @@ class ArchiveReader:
             fd = self._files.open_read(path)
         except FileNotFoundError as error:
             raise CorruptLogError(path, 0, "no file", f"an archived file of {file.bytes} bytes") from error
-        try:
+        with self._files.closing(fd):
             size = self._files.size(fd)
             if size != file.bytes or parquet.footer_crc(self._files, fd, size) != file.footer_crc:
                 found = f"{size} bytes with another ending"
                 raise CorruptLogError(path, 0, found, f"the {file.bytes} bytes that were archived")
             with parquet.sound(path), parquet.opened(self._files, fd) as opened:
                 yield fd, opened
-        finally:
-            self._files.close(fd)
 
 
 def _groups(file: pq.ParquetFile, wanted: Range) -> list[int]:
@@ -204,21 +242,8 @@ def stream(
     now_us: int,
 ) -> pa.RecordBatchReader:  # fmt: skip
     """The archived records from `start` to `end`."""
-    numbers = past.archived.ends.keys()
-    starts = _parsed(start, numbers, now_us, others="begin")
-    ends = _parsed("end" if end is None else end, numbers, now_us, others="end")
-    ranges = [
-        Range(each.partition, _within(past, each, starts[each.partition]), _within(past, each, ends[each.partition]))
-        for each in past.archived.partitions
-    ]
-    return _reader(past, ranges, columns, batch_bytes, ())
-
-
-def _within(past: ArchiveReader, partition: ArchivedPartition, start: Parsed) -> int:
-    if isinstance(start, int) and start > partition.end:
-        raise OffsetOutOfRangeError(partition.partition, start, partition.start, partition.end)
-    offset = past.offset_of(partition, start)
-    return partition.end if offset is None else offset
+    split = past.split(past.archived.ends, start, end, now_us=now_us, alone=True)
+    return _reader(past, split.ranges, columns, batch_bytes, ())
 
 
 def with_tail(
@@ -234,20 +259,6 @@ def with_tail(
     return _reader(past, split.ranges, columns, batch_bytes, tail.arrow(columns, batch_bytes=batch_bytes))
 
 
-def _parsed(start: StartLike, partitions: Iterable[int], now_us: int, *, others: str) -> dict[int, Parsed]:
-    """The start of each partition, as `Reader` takes it."""
-    numbers = list(partitions)
-    if isinstance(start, Mapping):
-        given = {number: parse_start(each, now_us=now_us) for number, each in partition_numbers(start).items()}
-        if unknown := [number for number in given if number not in numbers]:
-            raise ValueError(f"no partition {unknown[0]} here; there are {sorted(numbers)}")
-        return dict.fromkeys(numbers, others) | given
-    parsed = parse_start(start, now_us=now_us)
-    if isinstance(parsed, int) and len(numbers) > 1:
-        raise ValueError(f"offset {parsed} means another record in each partition; give {{partition: offset}}")
-    return dict.fromkeys(numbers, parsed)
-
-
 def _as_start(parsed: Parsed) -> Start:
     return to_datetime(parsed.timestamp_us) if isinstance(parsed, Time) else parsed
 
@@ -256,9 +267,10 @@ def _reader(
     past: ArchiveReader, ranges: Sequence[Range], columns: Sequence[str] | None, batch_bytes: int,
     tail: Iterable[pa.RecordBatch],
 ) -> pa.RecordBatchReader:  # fmt: skip
-    import pyarrow as pa
+    with named_extras():
+        import pyarrow as pa
 
-    from ..format.arrow import schema_of
+        from ..format.arrow import schema_of
 
     check_count("batch_bytes", batch_bytes)
     schema = schema_of(columns)

@@ -9,7 +9,12 @@ record nor omits one.
     name       one that was never used (store.py, s3.py)
     commit     after some files: the next manifest
 
-If another process has committed in between, a process removes its own new files, and continues from that manifest.
+No file that a manifest names is changed, replaced or removed. If another process has committed in between, a process
+removes its own new files, and continues from that manifest.
+
+Files of processes that have died are removed by the next call. In a directory this call holds the lock exclusively, so
+it removes every file that no manifest names. An object store has no locks. There a file that the newest manifest does
+not name, and that ends where that manifest ends or before, can never be committed any more.
 
 Threads: a call belongs to one thread. Processes: any number may archive a topic, beside its writer.
 """
@@ -17,35 +22,35 @@ Threads: a call belongs to one thread. Processes: any number may archive a topic
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from ..config.arguments import check_count
+from ..config.extras import named_extras
 from ..config.uri import is_remote, local_path
 from ..errors import CorruptLogError, LogError, OffsetOutOfRangeError
-from ..log import copy_role
+from ..log import copy_role, topic_file
 from ..log.cursor import BLOCK_BYTES, has_records
 from ..log.history import TOO_OLD, HistoryPoint, compare_history, point_at
 from ..log.log import Log
 from ..log.reader import OnDamage, Reader, StartLike
+from ..log.verify import Progress
 from ..open_topic import OpenTopic, open_for_reading
 from ..partition import Partition
 from ..system.clock import SYSTEM
-from ..system.files import REAL
+from ..system.files import REAL, Files
 from . import delta as delta_table
-from . import parquet
-from .archive_manifest import ArchivedFile, ArchivedPartition, ArchiveManifest, file_name
-from .archive_reader import ArchiveReader, stream
-from .archive_store import commit, named_files, newest, open_archive
+from . import manifest_log, parquet
+from .archive_manifest import ArchivedFile, ArchivedPartition, ArchiveManifest, encode, end_of, file_name
+from .archive_reader import DIRECTORY, ArchiveReader, newest, stream
 from .manifest_log import check_log
-from .store import Store
+from .storage import storage_of
+from .store import DirectoryStore, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["archive", "archived", "read_archive"]
 
 FILE_BYTES = 512 << 20  # of log; engines read files of some 100 MB best
 ROW_GROUP_BYTES = 32 << 20
@@ -56,8 +61,6 @@ _ADVICE = (
     "(on_damage='skip' skips what is missing)"
 )
 _COLUMNS = ["key", "value", "partition", "offset", "timestamp", "headers"]
-
-Progress = Callable[[int, int], object]
 
 
 def archive(
@@ -95,22 +98,18 @@ def archive(
     """
     check_count("file_bytes", file_bytes)
     check_count("row_group_bytes", row_group_bytes)
-    if not isinstance(topic, OpenTopic):
-        with open_for_reading(topic) as opened:
-            return archive(
-                opened, to, file_bytes=file_bytes, row_group_bytes=row_group_bytes, on_damage=on_damage,
-                progress=progress,
-                delta=delta,
-            )  # fmt: skip
-    files, path = topic._files, _path(to)  # noqa: SLF001
-    copy_role.check(files, topic.path, copy_role.ARCHIVE)
-    if delta:
-        delta_table.check_delta(files, path)
-    with closing(open_archive(files, path, topic.config.permissions)) as store:
-        made = _Archiver(topic, store, file_bytes, row_group_bytes, on_damage, progress).run()
+    with named_extras():
+        import pyarrow.parquet  # noqa: F401  If it is missing, it is missed before anything is made.
+    with open_for_reading(topic) as opened:
+        files, path = opened._files, _path(to)  # noqa: SLF001
+        copy_role.check(files, opened.path, copy_role.ARCHIVE)
         if delta:
-            delta_table.publish(files, path, made)
-        return made
+            delta_table.check_delta(files, path)
+        with closing(open_archive(files, path, opened.config.permissions)) as store:
+            made = _Archiver(opened, store, file_bytes, row_group_bytes, on_damage, progress).run()
+            if delta:
+                delta_table.publish(files, path, made)
+            return made
 
 
 def archived(to: str | os.PathLike[str]) -> ArchiveManifest:
@@ -126,6 +125,53 @@ def _path(to: str | os.PathLike[str]) -> str:
     if not given:
         raise ValueError("the path of an archive is empty; give its directory")
     return given if is_remote(given) else os.path.abspath(local_path(given))
+
+
+def open_archive(files: Files, path: str, permissions: int) -> Store:
+    """The archive at a path or a URI, open for adding to it. `ValueError` if a topic is there."""
+    if not is_remote(path):
+        if topic_file.exists(files, path):
+            raise ValueError(f"{path} is a topic; an archive is a directory of its own")
+        return DirectoryStore(files, path, DIRECTORY, permissions, _unnamed)
+    from .s3 import S3Store
+
+    store = S3Store(storage_of(path)[0], connections=1)
+    try:
+        if store.size(topic_file.NAME) is not None:
+            raise ValueError(f"{store.path} has the segments of a topic; an archive is a place of its own")
+        _remove_late(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _unnamed(store: DirectoryStore) -> Iterable[str]:
+    """The files of the archive that no manifest names. No other process has the archive open."""
+    named = _named_files(newest(store))
+    return [name for name in store.names() if end_of(name) is not None and name not in named]
+
+
+def _remove_late(store: Store) -> None:
+    """Remove the files of processes that died before they committed, or that were too late."""
+    manifest = newest(store)
+    named = _named_files(manifest)
+    for each in manifest.partitions if manifest else ():
+        directory = f"{each.partition:04d}"
+        for name in (f"{directory}/{file}" for file in store.names_in(directory)):
+            end = end_of(name)
+            if end is not None and end <= each.end and name not in named:
+                store.remove(name)
+
+
+def commit(store: Store, manifest: ArchiveManifest) -> bool:
+    """Commit the manifest, which builds on the one before it; False if another process was quicker. Durable."""
+    return manifest_log.commit(store, DIRECTORY, manifest.version, encode(manifest))
+
+
+def _named_files(manifest: ArchiveManifest | None) -> set[str]:
+    """The names of all files that a manifest names."""
+    return {file.name for each in (manifest.partitions if manifest else ()) for file in each.all_files}
 
 
 class _Archiver:
@@ -281,7 +327,7 @@ class _Archiver:
 
     def _discard(self) -> None:
         """Remove the files of this run that no manifest names: another process has committed this version."""
-        for name in {each.name for each in self._added} - named_files(newest(self._store)):
+        for name in {each.name for each in self._added} - _named_files(newest(self._store)):
             self._store.remove(name)
 
     def _report(self, partitions: list[ArchivedPartition], runs: dict[int, list[tuple[int, int]]]) -> None:

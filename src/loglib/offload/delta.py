@@ -5,7 +5,7 @@ end of each partition: its app id is the log and the partition, and its version 
 nothing, even if somebody has merged files of the table in between. Files of healed gaps lie before that offset. They
 have an app id of their own, whose version is their number.
 
-    commit of the archive (archive_store.py)  ->  commit of the table, by the package `deltalake`  ->  its log is synced
+    commit of the archive (archiving.py)  ->  commit of the table, by the package `deltalake`  ->  its log is synced
 
 The table is never ahead of the archive. After a crash between the two commits, the next call adds the missing files.
 The package does not sync what it writes, so a power cut may tear the newest commit. Nobody was told of such a commit,
@@ -20,23 +20,21 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ..config.extras import named_extras
 from ..config.times import to_datetime
 from ..config.uri import is_remote
 from ..errors import LogError
 from ..system.directory import Directory
 from ..system.files import Files
 from . import parquet
-from .archive_manifest import ArchivedFile, ArchivedPartition, ArchiveManifest
-from .archive_store import DIRECTORY
+from .archive_manifest import ArchivedFile, ArchiveManifest
+from .archive_reader import DIRECTORY
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
-
-__all__ = ["check_delta", "publish"]
 
 logger = logging.getLogger("loglib")
 
@@ -49,7 +47,8 @@ _CONFIGURATION = {"delta.appendOnly": "true"}  # no engine deletes or changes ro
 
 def check_delta(files: Files, path: str) -> None:
     """`ImportError` without the package; `ValueError` for files that it cannot write."""
-    import deltalake.transaction  # noqa: F401
+    with named_extras():
+        import deltalake.transaction  # noqa: F401
 
     if not files.real or is_remote(path):
         raise ValueError("delta=True needs a directory: the package deltalake writes its log by itself")
@@ -95,7 +94,8 @@ def _commit(files: Files, path: str, archived: ArchiveManifest) -> None:
             transactions.append(Transaction(healed, len(each.healed)))
         known = None if table is None else table.transaction_version(app)
         if known is None or known < each.end:
-            added += list(_additions(files, path, each, -1 if known is None else known))
+            later = (file for file in each.files if known is None or file.end > known)
+            added += [_addition(files, path, each.partition, file) for file in later]
             transactions.append(Transaction(app, each.end))
     facts: dict[str, Any] = {
         "commit_properties": CommitProperties(
@@ -110,12 +110,6 @@ def _commit(files: Files, path: str, archived: ArchiveManifest) -> None:
         table.create_write_transaction(list(added), "append", schema, **facts)
 
 
-def _additions(files: Files, path: str, partition: ArchivedPartition, known: int) -> Iterator[AddAction]:
-    for each in partition.files:
-        if each.end > known:
-            yield _addition(files, path, partition.partition, each)
-
-
 def _addition(files: Files, path: str, partition: int, file: ArchivedFile) -> AddAction:
     from deltalake.transaction import AddAction
 
@@ -126,12 +120,8 @@ def _addition(files: Files, path: str, partition: int, file: ArchivedFile) -> Ad
 def _statistics(files: Files, path: str, partition: int, file: ArchivedFile) -> dict[str, Any]:
     """The statistics by which engines skip files. Times are rounded outwards to milliseconds, as Delta has them."""
     full = os.path.join(path, file.name)
-    fd = files.open_read(full)
-    try:
-        with parquet.sound(full), parquet.opened(files, fd) as opened:
-            first, last = parquet.bounds(opened, "offset")
-    finally:
-        files.close(fd)
+    with files.closing(files.open_read(full)) as fd, parquet.sound(full), parquet.opened(files, fd) as opened:
+        first, last = parquet.bounds(opened, "offset")
     least: dict[str, Any] = {"partition": partition, "offset": first}
     most: dict[str, Any] = {"partition": partition, "offset": last}
     with suppress(OverflowError):  # years that Delta cannot write
@@ -148,20 +138,13 @@ def _as_text(milliseconds: int) -> str:
 # --- the table's log on disk ----------------------------------------------------------------------------------
 
 
-def _commits(directory: Directory) -> list[str]:
-    return sorted(filter(_COMMIT.fullmatch, directory.names()))
-
-
 def _settle(files: Files, path: str) -> None:
     """Sync the newest commit, or remove it if a power cut has torn it."""
     with suppress(FileNotFoundError), Directory.open(files, os.path.join(path, _LOG)) as log:
-        for name in _commits(log)[-1:]:
+        for name in sorted(filter(_COMMIT.fullmatch, log.names()))[-1:]:
             if _is_whole(log.read_whole(name, _MOST_BYTES)):
-                fd = log.open_read(name)
-                try:
+                with files.closing(log.open_read(name)) as fd:
                     files.datasync(fd)
-                finally:
-                    files.close(fd)
             else:
                 logger.warning("%s: a commit that a power cut has torn is removed and made again", log.path_of(name))
                 log.unlink(name)

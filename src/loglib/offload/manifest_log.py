@@ -23,8 +23,6 @@ from typing import Protocol, TypeVar
 from ..errors import CorruptLogError, LogError
 from ..system.files import Files
 
-__all__ = ["FilePlace", "OpenPlace", "Place", "check_log", "commit", "name_of", "newest"]
-
 VERSIONS_KEPT = 64
 _MOST_BYTES = 1 << 30
 _LISTINGS = 100  # the newest file is removed between two calls only if 64 were committed meanwhile

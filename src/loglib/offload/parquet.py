@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["Written", "batches", "bounds", "compare", "footer_crc", "largest", "opened", "schema", "sound", "write"]
-
 _ENDING_BYTES = 8  # the length of the metadata, and four letters
 _WRITE_BYTES = 1 << 20
 _MOST_PARTS = 512  # the system takes at most 1024 in one call

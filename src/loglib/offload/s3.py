@@ -25,14 +25,12 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import CorruptLogError, LogError
-from ..system.descriptors import nameless_file
 from ..system.files import REAL
-from ..system.process import PerProcess, fork_lock
+from ..system.process import PerProcess, fork_lock, importing
+from ..system.system_calls import nameless_file
 from .object_files import connect
 from .storage import Storage
 from .store import NewFile, Source, compare, put_content
-
-__all__ = ["S3Store"]
 
 logger = logging.getLogger("loglib")
 
@@ -186,9 +184,8 @@ class S3Store:
     @contextmanager
     def new_file(self, name: str) -> Iterator[NewFile]:
         """A local file. At the end of the block it is uploaded and compared; an object that differs is removed."""
-        fd = nameless_file()
-        try:
-            path = self.path_of(name)
+        path = self.path_of(name)
+        with REAL.closing(nameless_file()) as fd:
             yield NewFile(REAL, fd, path)
             size_bytes = REAL.size(fd)
             if not self.put(name, size_bytes, lambda size, position: REAL.read_at(fd, size, position)):
@@ -199,8 +196,6 @@ class S3Store:
                 self.remove(name)
                 found = "an object that differs from what was uploaded"
                 raise CorruptLogError(path, 0, found, "the same bytes") from error
-        finally:
-            REAL.close(fd)
 
     def remove(self, name: str) -> None:
         with self._system_errors(name):
@@ -212,7 +207,8 @@ def _client(uri: str, connections: int) -> Any:
     try:
         from botocore.config import Config
     except ImportError as error:
-        raise ImportError('uploading to S3 needs the extra [s3]: pip install "loglib-segments[s3]"') from error
+        said = 'uploading to S3 needs the extra [s3]: pip install "loglib-segments[s3]"'
+        raise ImportError(said, name="boto3") from error
 
     parts = urlsplit(uri)
     given = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -233,7 +229,8 @@ def _client(uri: str, connections: int) -> Any:
 
 
 def _new_session() -> Any:
-    import boto3
+    with importing:
+        import boto3
 
     return boto3.session.Session()
 

@@ -25,22 +25,20 @@ from ..log.cursor import has_records
 from ..log.gaps import between
 from ..log.history import HistoryPoint, compare_history
 from ..log.log import Log
-from ..retention import ArchiveFloors, ArchiveHold
+from ..retention import ArchiveHold, ArchiveHolds
 from ..segment import Identity
 from ..system.files import Files
 from .archive_manifest import ArchivedFile, ArchiveManifest
-from .archive_store import is_in_a_store, load, located
+from .archive_reader import ArchiveReader, is_in_a_store
 from .manifest_log import check_log
 from .storage import storage_of
 from .tier_files import Tier
-from .tier_manifest import TieredSegment, TierManifest
-
-__all__ = ["floors_of"]
+from .tier_manifest import TierManifest
 
 logger = logging.getLogger("loglib")
 
 
-def floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> ArchiveFloors:
+def floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, before_us: int) -> ArchiveHolds:
     """The floors of the archive or tier that a topic's policy names. A path may be relative to the topic's directory.
 
     A file that was committed at `before_us` or later does not count yet. Raises nothing.
@@ -51,7 +49,7 @@ def floors_of(files: Files, topic_path: str, archive: str, log_id: bytes, *, bef
     else:
         archive = os.path.normpath(os.path.join(topic_path, archive))
         kind = _TierFloors if is_tier(files, archive) else _ArchiveFloors
-    return kind(files, topic_path, archive, log_id, before_us=before_us)
+    return kind(files, topic_path, archive, log_id, before_us=before_us).hold
 
 
 class _Floors(ABC):
@@ -106,12 +104,11 @@ class _ArchiveFloors(_Floors):
     _kind = "archive"
 
     def _load(self, place: str) -> ArchiveManifest:
-        self._archive_files, path = located(self._files, place)
-        self._archived = load(self._archive_files, path)
-        return self._archived
+        self._archive = ArchiveReader.load(self._files, place)
+        return self._archive.archived
 
     def _floor(self, log: Log, start: int) -> int | None:
-        partitions = self._archived.partitions
+        partitions = self._archive.archived.partitions
         if log.partition >= len(partitions) or start < partitions[log.partition].start:
             return None
         archived = partitions[log.partition]
@@ -124,22 +121,17 @@ class _ArchiveFloors(_Floors):
 
     def _is_safe(self, file: ArchivedFile) -> bool:
         """True if the archive has had the file for long enough, and still has it."""
-        return file.added < self._before_us and self._is_there(file.name, file.bytes)
-
-    def _is_there(self, name: str, size_bytes: int) -> bool:
-        path = os.path.join(self._path, name)
+        if file.added >= self._before_us:
+            return False
+        path = os.path.join(self._path, file.name)
         try:
-            fd = self._archive_files.open_read(path)
-            try:
-                size = self._archive_files.size(fd)
-            finally:
-                self._archive_files.close(fd)
+            size = self._archive.size_of(file)
         except (LogError, OSError) as error:
             logger.warning("%s: retention keeps the records of an archived file that cannot be opened: %s", path, error)
             return False
-        if size != size_bytes:
-            logger.warning("%s: retention keeps the records of this file: %d bytes, not %d", path, size, size_bytes)
-        return size == size_bytes
+        if size != file.bytes:
+            logger.warning("%s: retention keeps the records of this file: %d bytes, not %d", path, size, file.bytes)
+        return size == file.bytes
 
 
 class _TierFloors(_Floors):
@@ -164,9 +156,8 @@ class _TierFloors(_Floors):
             if each.lost
             and any(has_records(log, gap.start, gap.end) for gap in between(lost, max(each.start, start), each.end))
         ]  # fmt: skip
-        unsafe = [each.start for each in later if not self._is_safe(each, sizes.get(each.file_name))]
+        unsafe = [  # the place has not had them for long enough, or does not have them any more
+            each.start for each in later
+            if each.added >= self._before_us or sizes.get(each.file_name) != each.bytes
+        ]  # fmt: skip
         return min([end, *healed, *unsafe])
-
-    def _is_safe(self, segment: TieredSegment, size_bytes: int | None) -> bool:
-        """True if the place has had the segment for long enough, and still has it."""
-        return segment.added < self._before_us and size_bytes == segment.bytes

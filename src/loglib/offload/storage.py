@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from ..config.uri import has_credentials, is_remote, local_path, normal
 from ..system.files import REAL, Files
-
-__all__ = ["LOCAL", "Storage", "place_of", "storage_of"]
+from ..system.process import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,8 @@ class Storage:
         """The files, for one process. The arguments are for objects, as `ObjectFiles` takes them."""
         if self.is_local:
             return REAL
-        from .object_files import ObjectFiles, connect
+        with importing:
+            from .object_files import ObjectFiles, connect
 
         filesystem, inner_root = connect(self.uri, self.root)
         return ObjectFiles(filesystem, self.root, inner_root, listings=listings, until_offset=until_offset, eager=eager)

@@ -34,8 +34,6 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .manifest_log import FilePlace, OpenPlace
 
-__all__ = ["DirectoryStore", "NewFile", "Source", "Store", "compare", "put_content"]
-
 _BLOCK_BYTES = 1 << 20
 _PARTITION = re.compile(r"\d{4}")
 _TEMPORARY = re.compile(r"\..+-[0-9a-f]{16}\.tmp")
@@ -54,9 +52,7 @@ class NewFile(NamedTuple):
 class Store(OpenPlace, Protocol):
     """A place that is open for putting files. `close` it."""
 
-    @property
-    def path(self) -> str:
-        """The place without credentials, for messages."""
+    path: str  # the place without credentials, for messages
 
     def size(self, name: str) -> int | None:
         """The size of a file in bytes; None if there is none."""
@@ -94,10 +90,6 @@ def compare(store: Store, name: str, files: Files, fd: int, size_bytes: int, *, 
     return crc
 
 
-def _is_unfinished(name: str) -> bool:
-    return _TEMPORARY.fullmatch(os.path.basename(name)) is not None
-
-
 class DirectoryStore(FilePlace, NotCopyable):
     """A store in a directory, on a disk or on a mount."""
 
@@ -126,8 +118,9 @@ class DirectoryStore(FilePlace, NotCopyable):
         self._root = Directory.open(files, path)
         try:
             if files.try_lock(self._root.fd, path):
-                for name in filter(_is_unfinished, self.names()):
-                    self.remove(name)
+                for name in self.names():
+                    if _TEMPORARY.fullmatch(os.path.basename(name)):
+                        self.remove(name)
                 for name in leftovers(self):
                     self.remove(name)
             self._root.lock_for_a_moment("a process that sweeps it", advice="try again", shared=True)
@@ -156,16 +149,13 @@ class DirectoryStore(FilePlace, NotCopyable):
 
     def blocks(self, name: str) -> Iterator[bytes]:
         path = self.path_of(name)
-        fd = self._files.open_read(path)
-        try:
+        with self._files.closing(self._files.open_read(path)) as fd:
             self._files.sync_directory(os.path.dirname(path))  # a process that died may not have synced the name
             size, position = self._files.size(fd), 0
             self._files.drop_cached(fd, 0, size)  # what was written is not yet what the disk has
             while block := self._files.read_at(fd, _BLOCK_BYTES, position):
                 yield block
                 position += len(block)
-        finally:
-            self._files.close(fd)
 
     def put(self, name: str, size_bytes: int, source: Source, *, replace: bool = False) -> bool:
         try:
@@ -191,10 +181,8 @@ class DirectoryStore(FilePlace, NotCopyable):
         with self._directory(os.path.dirname(path)) as directory:
             fd = directory.create(temporary, self._permissions)
             try:
-                try:
+                with self._files.closing(fd):
                     yield NewFile(self._files, fd, directory.path_of(temporary))
-                finally:
-                    self._files.close(fd)
                 if replace:
                     directory.rename(temporary, base)
                 else:

@@ -41,8 +41,6 @@ from .manifest_log import FilePlace, check_log
 from .storage import place_of, storage_of
 from .tier_manifest import TieredPartition, TierManifest, decode
 
-__all__ = ["Tier", "TierOverlayFiles", "TierOverlayLog", "newest", "tier_at"]
-
 logger = logging.getLogger("loglib")
 
 _ADVICE = "nothing was read: open each of them by itself, or name the place that this topic was uploaded to"
@@ -199,7 +197,7 @@ class TierOverlayFiles(FilesWrapper):
     def past(self, number: int, start: int) -> TieredPartition:
         """The place's segments of a partition that begins at `start` in the directory.
 
-        None if the place ends before `start`, since the records between are in neither.
+        There are none if the place ends before `start`, since the records between are in neither.
         """
         past = self.place.tiered.partition(number)
         if past.end < start and self._looked.get(number) != start:  # retention drops only what a newer manifest names

@@ -24,8 +24,6 @@ from ..format.watermark import Mark
 from ..log.history import HistoryPoint
 from ..segment import HEADER_BYTES, segment_name
 
-__all__ = ["TierManifest", "TieredPartition", "TieredSegment", "decode", "encode"]
-
 
 class TieredSegment(NamedTuple):
     """A segment in a place: the offsets [start, end) of one partition."""

@@ -19,7 +19,7 @@ beside its writer.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
@@ -34,6 +34,7 @@ from ..log import copy_role, gaps, topic_file
 from ..log.cursor import Cursor, has_records
 from ..log.history import AHEAD, compare_history
 from ..log.log import Log
+from ..log.verify import Progress
 from ..open_topic import OpenTopic, open_for_reading
 from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
 from ..system.files import REAL, Files
@@ -44,14 +45,10 @@ from .store import DirectoryStore, Store, compare, put_content
 from .tier_files import Tier
 from .tier_manifest import TieredPartition, TieredSegment, TierManifest, decode, encode
 
-__all__ = ["tier", "tiered"]
-
 SEGMENTS_A_COMMIT = 16  # the most that a run compares again after a crash; each manifest names all segments
 _MOST_FACTS = 16 << 20
 _ADVICE = "nothing was uploaded: upload this topic to another place, and read the old place by itself"
 _SAME = "the bytes of the log's segment (this object does not count: remove it, and upload again)"
-
-Progress = Callable[[int, int], object]
 
 
 def tier(
@@ -82,12 +79,10 @@ def tier(
     answer; `FileNotFoundError` if there is no topic. Uploading to S3 needs the extra [s3].
     """
     check_count("in_flight", in_flight)
-    if not isinstance(topic, OpenTopic):
-        with open_for_reading(topic) as opened:
-            return tier(opened, to, in_flight=in_flight, progress=progress)
-    copy_role.check(topic._files, topic.path, copy_role.UPLOAD)  # noqa: SLF001
-    with closing(_open_store(topic, os.fsdecode(to), in_flight)) as store:
-        return _Uploader(topic, store, in_flight, progress).run()
+    with open_for_reading(topic) as opened:
+        copy_role.check(opened._files, opened.path, copy_role.UPLOAD)  # noqa: SLF001
+        with closing(_open_store(opened, os.fsdecode(to), in_flight)) as store:
+            return _Uploader(opened, store, in_flight, progress).run()
 
 
 def tiered(to: str | os.PathLike[str]) -> TierManifest:
@@ -111,19 +106,6 @@ def _open_store(topic: OpenTopic, to: str, in_flight: int) -> Store:
     from .s3 import S3Store
 
     return S3Store(storage, connections=in_flight + 1)
-
-
-class _Span(NamedTuple):
-    """A sealed segment: its offsets [start, end)."""
-
-    log: Log
-    start: int
-    end: int
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of its file."""
-        return HEADER_BYTES + self.end - self.start
 
 
 class _Job(NamedTuple):
@@ -173,7 +155,8 @@ class _Uploader:
             spans = [span for log in self._logs for span in self._spans(log, base.partition(log.partition))]
             if not spans and base.version:
                 return base
-            self._all_bytes = max(self._all_bytes, self._done_bytes + sum(each.size_bytes for each in spans))
+            left_bytes = sum(HEADER_BYTES + end - start for _, start, end in spans)
+            self._all_bytes = max(self._all_bytes, self._done_bytes + left_bytes)
             jobs = list(self._jobs(spans[:SEGMENTS_A_COMMIT], base))
             self._write_facts(jobs, base)
             self._commit(base, self._upload(jobs, base))  # if it fails: another run was quicker
@@ -266,16 +249,16 @@ class _Uploader:
 
     # --- segments ------------------------------------------------------------------------------------
 
-    def _spans(self, log: Log, known: TieredPartition) -> Iterator[_Span]:
-        """The durable sealed segments after those that the place has."""
+    def _spans(self, log: Log, known: TieredPartition) -> Iterator[tuple[Log, int, int]]:
+        """The log, start and end of each durable sealed segment after those that the place has."""
         mark = log.mark()
         log.refresh()
         bases = [each for each in log.index.bases() if each >= mark.log_start_offset]
         for start, end in pairwise(bases):
             if known.end < end <= mark.durable_end:
-                yield _Span(log, start, end)
+                yield log, start, end
 
-    def _jobs(self, spans: list[_Span], base: TierManifest) -> Iterator[_Job]:
+    def _jobs(self, spans: list[tuple[Log, int, int]], base: TierManifest) -> Iterator[_Job]:
         """The segments with their headers. The first one of a partition must follow the place's last one."""
         before: SegmentHeader | None = None  # the header at the end of the last segment
         for log, start, end in spans:
@@ -325,16 +308,13 @@ class _Uploader:
         """Upload a file and compare it; returns its CRC-32C. `size_bytes` is the size that it must have."""
         path = job.path(name)
         there = os.path.join(os.path.basename(job.log.directory), name)
-        fd = self._files.open_read(path)
-        try:
+        with self._files.closing(self._files.open_read(path)) as fd:
             size = self._files.size(fd)
             if size_bytes is not None and size != size_bytes:
                 raise CorruptLogError(path, min(size, size_bytes), f"{size} bytes", f"{size_bytes}, up to the next one")
             if again or self._store.size(there) is None:
                 self._store.put(there, size, lambda count, at: self._files.read_at(fd, count, at), replace=again)
             return compare(self._store, there, self._files, fd, size, expected=_SAME)
-        finally:
-            self._files.close(fd)
 
 
 def _is_healed(log: Log, lost: list[gaps.Gap], segment: TieredSegment) -> bool:

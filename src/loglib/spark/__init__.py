@@ -5,8 +5,7 @@ Spark finds the format through the module `pyspark_loglib`. This package needs t
 does not import it.
 """
 
-from .map_batches import counts, map_batches
 from .repetition import Repetition, repetitions
-from .session import backfill, configure, read
+from .session import backfill, configure, counts, map_batches, read
 
 __all__ = ["Repetition", "backfill", "configure", "counts", "map_batches", "read", "repetitions"]

@@ -22,8 +22,7 @@ from ..config.arguments import partition_numbers
 from ..config.uri import is_remote
 from ..log.copy_role import is_tier
 from ..log.reader import StartLike
-from ..offload.archive_reader import ArchiveReader, Range
-from ..offload.archive_store import is_in_a_store
+from ..offload.archive_reader import ArchiveReader, Range, is_in_a_store
 from ..offload.tier_files import Tier
 from ..system.clock import SYSTEM
 from ..system.files import REAL
@@ -33,8 +32,6 @@ from .options import as_option, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["Backfill", "past_and_tail"]
 
 _PATTERN = re.compile(r"([\\*?\[\]{},])")  # letters that make a path a pattern for Spark
 

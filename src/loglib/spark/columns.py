@@ -38,8 +38,6 @@ from pyspark.sql.types import (
 
 from .options import Options, nearest
 
-__all__ = ["arrow_schema", "default_schema", "known_name"]
-
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _ARROW_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 _TYPES: dict[str, tuple[DataType, pa.DataType]] = {
@@ -62,13 +60,24 @@ def default_schema(options: Options) -> StructType:
     return StructType([StructField(name, _TYPES[known_name(name)][0]) for name in names])
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema of the requested columns; `ValueError` for an unknown column or type."""
-    names = [known_name(field.name) for field in schema.fields]
+def arrow_schema(schema: StructType, options: Options) -> pa.Schema:
+    """The Arrow schema of a query, whose schema may be the user's.
+
+    `ValueError` for an unknown column or type, and if the options ask for other columns than the schema.
+    """
+    names, columns = [known_name(field.name) for field in schema.fields], options.columns
     for index, name in enumerate(names):
         if name in names[:index]:
             raise ValueError(f"column {schema.fields[index].name} is there twice")
-    return pa.schema([_arrow_field(field) for field in schema.fields])
+    arrow = pa.schema([_arrow_field(field) for field in schema.fields])
+    if columns is not None and [name.lower() for name in columns] != [name.lower() for name in names]:
+        raise ValueError(f"the option columns ({', '.join(columns)}) and schema() differ; give one of them")
+    if options.include_headers and "headers" not in names:
+        raise ValueError(
+            f"option includeHeaders asks for headers, and schema() ({', '.join(schema.names)}) has none; "
+            "add headers to the schema, or leave out includeHeaders"
+        )
+    return arrow
 
 
 def _arrow_field(field: StructField) -> pa.Field:

@@ -15,9 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from ..errors import CorruptLogError, LogError
 from ..format.header import HEADER_BYTES
@@ -32,10 +30,8 @@ from ..transactions.staging import HEADERS, STAGING, directory_of, remove_attemp
 from ..transactions.state import Intent
 from ..transactions.store import Store, find_store
 from .repetition import Write, check_repetition, owner_after_abort, tell
-from .sink_target import find_place
-from .stage import NAME
-
-__all__ = ["Outcome", "Staging", "Write", "abort", "commit"]
+from .sink_target import find_topic
+from .stage import NAME, Staging
 
 logger = logging.getLogger("loglib")
 
@@ -44,35 +40,21 @@ _ANSWER_S = 2.0  # a writer that is not stopped answers in milliseconds
 _IN_MANIFEST_BYTES = 4 << 20
 
 
-class Staging(NamedTuple):
-    """The staged records of one task."""
-
-    attempt: str
-    sections: tuple[Section, ...]  # with absolute paths of their topics
-    frames: bytes
-    rows: Mapping[str, int] = MappingProxyType({})  # by path of the topic
-
-
-class Outcome(NamedTuple):
-    """The result of a commit."""
-
-    repeated: bool  # the version was committed before, and all rows were dropped this time
-
-
-def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> Outcome | None:
-    """Commit the staged records of the tasks, in the order of the tasks; None if there are none.
+def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bool:
+    """Commit the staged records of the tasks, in the order of the tasks. False if all are dropped, or there are none.
 
     Raises the errors that forbid the commit; then nothing is committed. After `StorageIOError` the commit is in doubt.
     A version that was committed before is dropped and reported (repetition.py).
     """
     topics = _topics(staged)
     if not topics:
-        return None
+        return False
     for path, log_id in topics.items():
-        _check_topic(path, log_id)
+        if find_topic(path).log_id != log_id:
+            raise LogError(f"{path} was deleted and made again while Spark was writing: nothing is committed")
     store = _find_store(files, topics)
-    parked = _Parked(files)
-    sections, frames = _listed(store, staged, parked)
+    attempt = files.random_bytes(16).hex()  # of the driver
+    sections, frames = _listed(files, store, staged, attempt)
     _check_files(files, store, sections)
     targets = sorted({
         Target(topic_of(store, each.topic), Identity.of(each.log_id, each.partition)) for each in sections
@@ -84,13 +66,11 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
         check_repetition(write, rows.total(), store.app(write.app))
         store.fence_owner(write.app, write.owner, write.source, now=SYSTEM())
         check_repetition(write, rows.total(), store.app(write.app))  # another run may have been quicker
-    intent = Intent(
-        write.app, write.version, write.owner, write.source, sections, frames=frames, rows=rows.total()
-    )  # fmt: skip
+    intent = Intent(write.app, write.version, write.owner, write.source, sections, frames=frames, rows=rows.total())
     number, _, repeated = store.commit(intent, now=SYSTEM())
     if repeated:
         tell(files, write, rows.items(), now=SYSTEM())
-    attempts = {each.attempt for each in staged} | {parked.attempt}
+    attempts = {attempt, *(each.attempt for each in staged)}
     try:
         Applier(files, store, [], clock=SYSTEM).run(_APPLY_S, wanted=0 if repeated else number)
         sweep_staging(store, topics, now=SYSTEM(), attempts=attempts if repeated else ())
@@ -99,7 +79,7 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> O
             "version %d of %s is committed in %s, and must not be written again; it is not yet visible everywhere: %s",
             write.version, write.app, store.path, error,
         )  # fmt: skip
-    return Outcome(repeated)
+    return not repeated
 
 
 def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bool:
@@ -140,15 +120,10 @@ def _rows(staged: Iterable[Staging]) -> Counter[str]:
     return sum((Counter(each.rows) for each in staged), Counter())
 
 
-def _check_topic(path: str, log_id: bytes) -> None:
-    if find_place(path).log_id != log_id:
-        raise LogError(f"{path} was deleted and made again while Spark was writing: nothing is committed")
-
-
 def _find_store(files: Files, topics: Iterable[str]) -> Store:
     """The store of the topics. It is made if there is none, and the topics are in it from now on."""
     first, *_ = sorted(topics)
-    permissions = {each: find_place(each).config.permissions for each in topics}
+    permissions = {each: find_topic(each).config.permissions for each in topics}
     store = find_store(files, first, permissions[first])
     for each in topics:
         settle(files, each, store.path, store.id, permissions=permissions[each])
@@ -158,33 +133,7 @@ def _find_store(files: Files, topics: Iterable[str]) -> Store:
 # --- before the commit point -------------------------------------------------------------------------------
 
 
-class _Parked:
-    """A file of the driver, for frames that are too many for a manifest."""
-
-    def __init__(self, files: Files) -> None:
-        self.attempt = files.random_bytes(16).hex()
-        self._files = files
-
-    def park(self, sections: Sequence[Section], frames: bytes) -> list[Section]:
-        """Write the sections of one message's frames to files. Synced."""
-        moved: list[Section] = []
-        for path in sorted({each.topic for each in sections}):
-            directory = directory_of(path, self.attempt)
-            permissions = find_place(path).config.permissions
-            self._files.make_directories(directory, permissions)
-            fd = self._files.create(os.path.join(directory, NAME), permissions)
-            try:
-                self._files.write_all(fd, [frames], 0)
-                self._files.datasync(fd)
-            finally:
-                self._files.close(fd)
-            sync_names(self._files, path, self.attempt)
-            name = os.path.join(STAGING, self.attempt, NAME)
-            moved += [each._replace(file=name) for each in sections if each.topic == path]
-        return moved
-
-
-def _listed(store: Store, staged: Sequence[Staging], parked: _Parked) -> tuple[tuple[Section, ...], bytes]:
+def _listed(files: Files, store: Store, staged: Sequence[Staging], attempt: str) -> tuple[tuple[Section, ...], bytes]:
     """The sections for the manifest, in the order of the tasks, and the frames of those that are in no file."""
     joined, found = [], []
     at = 0
@@ -194,13 +143,22 @@ def _listed(store: Store, staged: Sequence[Staging], parked: _Parked) -> tuple[t
         at += len(each.frames)
     frames = b"".join(joined)
     if len(frames) > _IN_MANIFEST_BYTES:
-        small = [one for one in found if not one.file]
-        moved = {(one.topic, one.at): one for one in parked.park(small, frames)}
-        found = [one if one.file else moved[one.topic, one.at] for one in found]
-        frames = b""
+        _park(files, {one.topic for one in found if not one.file}, frames, attempt)
+        name, frames = os.path.join(STAGING, attempt, NAME), b""
+        found = [one if one.file else one._replace(file=name) for one in found]
     parent = os.path.dirname(store.path)
     sections = tuple(one._replace(topic=os.path.relpath(one.topic, parent)) for one in found)
     return sections, frames
+
+
+def _park(files: Files, topics: Iterable[str], frames: bytes, attempt: str) -> None:
+    """Write frames that are too many for a manifest to a file of the driver in each of these topics. Synced."""
+    for path in sorted(topics):
+        directory = directory_of(path, attempt)
+        permissions = find_topic(path).config.permissions
+        files.make_directories(directory, permissions)
+        files.fill(files.create(os.path.join(directory, NAME), permissions), frames)
+        sync_names(files, path, attempt)
 
 
 def _check_files(files: Files, store: Store, sections: Iterable[Section]) -> None:

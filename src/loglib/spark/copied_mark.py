@@ -28,25 +28,24 @@ from ..format.watermark import Mark, WatermarkReader
 from ..log.log import Log
 from ..log.recovery import list_segments
 from ..segment import HEADER_BYTES, segment_name
-
-__all__ = ["mark_of_archive"]
+from .options import Options
 
 logger = logging.getLogger("loglib")
 
 
-def mark_of_archive(log: Log, *, skip_damage: bool, fail_on_data_loss: bool) -> Mark:
+def mark_of_copy(log: Log, options: Options) -> Mark:
     """The mark with the start and the end of the readable range of the copy."""
     segments = list_segments(log.files, log.directory)
     if not segments:
         raise CorruptLogError(log.directory, 0, "no segment", "at least one: a partition is made with one")
-    if not skip_damage:
+    if not options.skip_damage:
         _check_sizes(log.directory, segments)
     first = min(segments)
     mark = _copied_mark(log)
     if mark is None:
         return _sealed(log, first, max(segments))
     if first > mark.log_start_offset:
-        _lacks_start(log, first, mark, fail_on_data_loss=fail_on_data_loss)
+        _report_lost_start(log, first, mark, options)
     mark = mark.committed()
     return Mark.at_rest(0, min(first, mark.flushed_end), mark.flushed_end, mark.flushed_tail)
 
@@ -64,9 +63,9 @@ def _check_sizes(directory: str, segments: Mapping[int, int]) -> None:
             raise CorruptLogError(path, following - base + HEADER_BYTES, f"an object of {size} bytes", expected)
 
 
-def _lacks_start(log: Log, first: int, mark: Mark, *, fail_on_data_loss: bool) -> None:
+def _report_lost_start(log: Log, first: int, mark: Mark, options: Options) -> None:
     path = os.path.join(log.directory, segment_name(mark.log_start_offset))
-    if fail_on_data_loss:
+    if options.fail_on_data_loss:
         expected = f"the first segment; the copy begins at {first} (failOnDataLoss=false reads from there)"
         raise CorruptLogError(path, 0, "no object", expected)
     logger.warning("%s: no such object; the copy is read from offset %d on (failOnDataLoss=false)", path, first)

@@ -28,8 +28,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from runpy import run_module
 
-__all__ = ["Preloaded", "calm", "main", "prefer_installed_pyspark", "preload"]
-
 _PACKAGE = "loglib"
 _NEEDED = (
     "numpy", "pyarrow", "pyspark.sql.datasource", "loglib.spark.source", "loglib.spark.stream", "loglib.spark.sink",

@@ -15,8 +15,6 @@ import warnings
 from ..errors import LogError
 from ..format.record import Damage
 
-__all__ = ["Losses", "report_gap", "warn_of_loss"]
-
 logger = logging.getLogger("loglib")
 
 

@@ -1,9 +1,10 @@
 """Limits: how much of the backlog one batch of a stream reads, and whether there is enough for a batch.
 
 Invariant: a batch with a limit of N records has exactly N records, or all records that there are. A batch with a limit
-in bytes has whole batches of the log: up to the limit, or one batch that is larger. If there is a backlog, a batch is
-never empty. Every partition with a backlog gets a part of each batch, or is the first to get one in its turn, so none
-waits for ever. The parts are in proportion to the bytes of the backlogs, because these are known without reading.
+in bytes has whole batches of the log: up to the limit, or one batch that is larger. What is left of the limit is less
+than the next batch of any partition. If there is a backlog, a batch is never empty. Every partition with a backlog gets
+a part of each batch, or is the first to get one in its turn, so none waits for ever. The parts are in proportion to the
+bytes of the backlogs, because these are known without reading.
 
 Every offset that this module returns is a record's offset or the end of a batch. After the last record of a batch it
 is the end of the batch, so a stream that has read everything is at the log's end. Records are counted by headers, and
@@ -19,16 +20,17 @@ Processes: driver; one thread. It reads files and writes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import CorruptLogError
 from ..format.watermark import Mark
 from ..groups import TopicPartition
 from ..log.log import Log
+from .plan import Part
 
-__all__ = ["Backlog", "Minimum", "most_bytes", "most_records", "shares"]
 
-
+@dataclass
 class Backlog:
     """The records [start, end) of one partition that a stream has not read yet.
 
@@ -36,12 +38,12 @@ class Backlog:
     its header states. The methods raise `OffsetOutOfRangeError` if retention drops the records meanwhile.
     """
 
-    def __init__(self, log: Log, mark: Mark, start: int, end: int, *, skip_damage: bool = False) -> None:
-        self._log = log
-        self._mark = mark
-        self._skip_damage = skip_damage
-        self.start = start
-        self.end = end
+    part: Part
+    log: Log
+    mark: Mark
+    start: int
+    end: int
+    skip_damage: bool
 
     def skip(self, offset: int, count: int) -> tuple[int, int]:
         """The offset `count` records after `offset`, or the end; and the number of records between."""
@@ -60,35 +62,35 @@ class Backlog:
         if limit >= self.end:
             return self.end
         try:
-            return max(offset, self._log.header_around(limit, self._mark).base_offset)
+            return max(offset, self.log.header_around(limit, self.mark).base_offset)
         except CorruptLogError:
-            if not self._skip_damage:
+            if not self.skip_damage:
                 raise
             return offset
 
     def next_batch(self, offset: int) -> int:
         """The end of the batch that holds `offset`."""
         try:
-            return min(self.end, self._log.header_around(offset, self._mark).next_offset)
+            return min(self.end, self.log.header_around(offset, self.mark).next_offset)
         except CorruptLogError:
-            if not self._skip_damage:
+            if not self.skip_damage:
                 raise
-            return min(self.end, self._log.after_damage(offset, self._mark.flushed_end))
+            return min(self.end, self.log.after_damage(offset, self.mark.flushed_end))
 
     def _runs(self, offset: int) -> Iterator[tuple[range, int]]:
         """The records of each batch, and the base offset of the next one, from the batch that holds `offset` on.
 
         Skipped damage is a run without records.
         """
-        log, mark = self._log, self._mark
-        position = log.batch_base(offset, mark, past_damage=self._skip_damage)
+        log, mark = self.log, self.mark
+        position = log.batch_base(offset, mark, past_damage=self.skip_damage)
         while position < self.end:
             try:
                 for header in log.headers(position, self.end, mark):
                     yield header.offsets, header.next_offset
                     position = header.next_offset
             except CorruptLogError:
-                if not self._skip_damage:
+                if not self.skip_damage:
                     raise
                 after = log.after_damage(position, mark.flushed_end)
                 yield range(position, position), after
@@ -110,7 +112,10 @@ def most_records(backlogs: Sequence[Backlog], count: int, *, turn: int) -> list[
 
 
 def most_bytes(backlogs: Sequence[Backlog], limit: int, *, turn: int) -> list[int]:
-    """The end of a batch of at most `limit` bytes in each partition. It has at least one batch of the log."""
+    """The end of a batch of at most `limit` bytes in each partition. It has at least one batch of the log.
+
+    Parts are whole batches of the log, so they are smaller than their shares. The rest is given out by turns.
+    """
     ends = [each.start for each in backlogs]
     remaining = [each.end - each.start for each in backlogs]
     if sum(remaining) <= limit:
@@ -119,9 +124,21 @@ def most_bytes(backlogs: Sequence[Backlog], limit: int, *, turn: int) -> list[in
     ends[first] = backlogs[first].next_batch(ends[first])
     limit -= ends[first] - backlogs[first].start
     remaining = [each.end - end for each, end in zip(backlogs, ends, strict=True)]
+    left = limit
     for index, share in enumerate(shares(remaining, max(0, limit), turn=turn)):
         if share:
-            ends[index] = backlogs[index].whole_batches(ends[index], ends[index] + share)
+            before, ends[index] = ends[index], backlogs[index].whole_batches(ends[index], ends[index] + share)
+            left -= ends[index] - before
+    waiting = [index for index in _in_turn(len(backlogs), turn + 1) if ends[index] < backlogs[index].end]
+    while waiting and left > 0:
+        following = {index: backlogs[index].next_batch(ends[index]) for index in waiting}
+        waiting = []
+        for index, end in following.items():
+            if end - ends[index] <= left:
+                left -= end - ends[index]
+                ends[index] = end
+                if end < backlogs[index].end:
+                    waiting.append(index)
     return ends
 
 
@@ -137,7 +154,7 @@ def shares(weights: Sequence[int], total: int, *, turn: int) -> list[int]:
     for index in order[:total]:
         parts[index] = 1
     left, room = total - sum(parts), sum(weights) - sum(parts)
-    if left:  # then each part is 1
+    if left:  # then each weight above 0 has its 1
         for index in order:
             parts[index] += (weights[index] - 1) * left // room
     left = total - sum(parts)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import CorruptLogError, InvalidOffsetError, LogMovedError, OffsetOutOfRangeError
@@ -24,16 +25,14 @@ from .data_loss import Losses
 from .limits import Backlog, Minimum, most_bytes, most_records
 from .options import Options, Trigger
 from .plan import Part, Range
-from .positions import StreamPosition, StreamPositions, Subscription
+from .positions import StreamPositions, Subscription
 from .ranges import data_end, range_between
 from .stream_offsets import Offsets, Span, by_topic, decode, encode
-
-__all__ = ["Follower"]
 
 Result = TypeVar("Result")
 Json = dict[str, Any]
 Ends = Mapping[TopicPartition, int]
-Positions = Mapping[TopicPartition, StreamPosition]
+Positions = Mapping[TopicPartition, Backlog]
 
 _TRIES = 10  # retention may come in between a few times
 _LONG_LOOK_S = 0.002
@@ -51,7 +50,7 @@ class Follower:
         self._positions = StreamPositions(options, self._subscription, self._losses)
         self._minimum = Minimum()
         self._last: Positions = {}  # at the last look
-        self._report: Json = {}
+        self.report: Json = {}  # for the progress: the log's end, and the lag of the batch that was planned last
         self._planned: Json = {}  # the last batch that was planned here
         self._idle_at: Json = {}  # the offset after which the last look found nothing, and the parts that it looked at
         self._idle_parts: Mapping[TopicPartition, Part] = {}
@@ -71,10 +70,7 @@ class Follower:
     def latest(self, start: Json, *, limited: bool) -> Json:
         """The end of the next batch. Without new records it is `start`, and Spark runs no batch."""
         trigger = self._options.trigger if limited else _UNLIMITED
-        try:
-            return self._steadily(lambda: self._latest(start, trigger))
-        finally:
-            self._subscription.release_files()
+        return self._steadily(lambda: self._latest(start, trigger))
 
     def _latest(self, start: Json, trigger: Trigger) -> Json:
         if start == self._idle_at and self._is_as_before():
@@ -86,7 +82,7 @@ class Follower:
         positions = self._positions.after(before)
         ends = self._ends(positions, trigger, may_wait=before is not None)
         self._last = positions
-        self._report = _report(positions, ends, skip_damage=self._options.skip_damage)
+        self.report = _report(positions, ends)
         if before is not None and not _has_news(before, positions, ends):
             if all(each.start == each.end for each in positions.values()):
                 self._idle_at, self._idle_parts = start, self._subscription.parts()
@@ -115,28 +111,19 @@ class Follower:
 
     def _ends(self, positions: Positions, trigger: Trigger, *, may_wait: bool) -> Ends:
         """The end of the next batch in each partition."""
-        skip = self._options.skip_damage
-        backlogs = {
-            key: Backlog(each.log, each.mark, each.start, each.end, skip_damage=skip)
-            for key, each in positions.items()
-        }
         least = trigger.min_records if may_wait and not self._positions.has_targets else None
         if least is not None and not self._minimum.is_reached(
-            backlogs, least, max_delay_s=trigger.max_delay_s, now=monotonic()
+            positions, least, max_delay_s=trigger.max_delay_s, now=monotonic()
         ):
             return {key: each.start for key, each in positions.items()}
-        in_order = list(backlogs.values())
+        backlogs = list(positions.values())
         for limit, most in ((trigger.max_records, most_records), (trigger.max_bytes, most_bytes)):
             if limit is not None:
-                for backlog, end in zip(in_order, most(in_order, limit, turn=self._turn), strict=True):
-                    backlog.end = end
-        return {key: backlog.end for key, backlog in backlogs.items()}
+                ends = most(backlogs, limit, turn=self._turn)
+                backlogs = [replace(each, end=end) for each, end in zip(backlogs, ends, strict=True)]
+        return {key: each.end for key, each in zip(positions, backlogs, strict=True)}
 
     # --- the progress of the run --------------------------------------------------------------------
-
-    def report(self) -> Json:
-        """The log's end, and the lag of the batch that was planned last: for the query's progress."""
-        return self._report
 
     def next_offsets(self) -> dict[str, dict[int, int]]:
         """The offset to read next, by topic's path and partition. The query has handled all records below it."""
@@ -152,10 +139,7 @@ class Follower:
         offsets = decode(end)
         if offsets is None:
             return []
-        try:
-            return self._steadily(lambda: list(self._ranges(offsets, again=end != self._planned)))
-        finally:
-            self._subscription.release_files()
+        return self._steadily(lambda: list(self._ranges(offsets, again=end != self._planned)))
 
     def _ranges(self, offsets: Offsets, *, again: bool) -> Iterator[Range]:
         parts, offsets = self._subscription.parts(), self._positions.present(offsets)
@@ -199,15 +183,18 @@ class Follower:
 
     def _steadily(self, work: Callable[[], Result]) -> Result:
         """Do the work, and repeat it if retention, a restore or a deletion has come in between."""
-        for _ in range(_TRIES):
-            try:
-                return work()
-            except OffsetOutOfRangeError:
-                continue  # the next mark shows it as a loss
-            except (LogMovedError, CorruptLogError):
-                if not self._subscription.has_changed():
-                    raise
-        return work()
+        try:
+            for _ in range(_TRIES):
+                try:
+                    return work()
+                except OffsetOutOfRangeError:
+                    continue  # the next mark shows it as a loss
+                except (LogMovedError, CorruptLogError):
+                    if not self._subscription.has_changed():
+                        raise
+            return work()
+        finally:
+            self._subscription.release_files()
 
 
 def _reaches_end(log: Log, mark: Mark) -> bool:
@@ -231,13 +218,13 @@ def _has_news(before: Offsets, positions: Positions, ends: Ends) -> bool:
     )
 
 
-def _report(positions: Positions, ends: Ends, *, skip_damage: bool) -> Json:
+def _report(positions: Positions, ends: Ends) -> Json:
     now_us = SYSTEM()
     lag_bytes, seconds = 0, 0.0
     for key, each in positions.items():
         lag_bytes += each.mark.flushed_end - ends[key]
         if ends[key] < each.mark.flushed_end:
-            with suppress(*[CorruptLogError] if skip_damage else []):  # the age of a damaged batch is unknown
+            with suppress(*[CorruptLogError] if each.skip_damage else []):  # the age of a damaged batch is unknown
                 seconds = max(seconds, measure_lag(each.log, ends[key], now_us=now_us).seconds)
     return {
         "end": by_topic({key: each.mark.flushed_end for key, each in positions.items()}),

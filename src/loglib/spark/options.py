@@ -25,27 +25,12 @@ from ..config.uri import is_remote, local_path
 from ..log.reader import StartLike
 from ..offload.storage import storage_of
 
-__all__ = [
-    "DEFAULT_ARROW_BATCH_BYTES",
-    "DEFAULT_MAX_BYTES_PER_PARTITION",
-    "Options",
-    "Place",
-    "Places",
-    "Trigger",
-    "as_option",
-    "for_streams",
-    "nearest",
-    "parse",
-    "refuse_consumers",
-    "refuse_remote",
-]
-
 # About 0.2 s of work for a task that takes 10 ms to start.
-DEFAULT_MAX_BYTES_PER_PARTITION = 128 << 20
+_SPLIT_BYTES = 128 << 20
 # Spark is fastest with 1 to 8 MiB in an Arrow batch, and much slower from 16 MiB on: see docs/spark.md.
-DEFAULT_ARROW_BATCH_BYTES = 4 << 20
-_ARROW_BATCH_BYTES = range(1 << 10, (16 << 20) + 1)
-_SMALLEST_SPLIT_BYTES = 64 << 10
+_ARROW_BATCH_BYTES = 4 << 20
+_ALLOWED_ARROW_BATCH_BYTES = range(1 << 10, (16 << 20) + 1)
+_ALLOWED_SPLIT_BYTES = range(64 << 10, 1 << 63)
 
 Place = str | int | Time  # "begin", "end", an offset, or the first record at or after a time
 _BEGIN, _END = "begin", "end"
@@ -133,7 +118,8 @@ def parse(given: Mapping[str, str], *, now_us: int, streaming: bool = False) -> 
         if name not in _CANONICAL:
             _refuse_name(name)
         if name in (_OF_BATCHES if streaming else _OF_STREAMS):
-            _refuse_kind(name, streaming=streaming)
+            kind = "batch reads, and a stream has no end" if streaming else "streams, and this is a batch read"
+            raise ValueError(f"option {_CANONICAL[name]} is for {kind}: leave it out")
     _check_isolation(options)
     if len(options.keys() & {"subscribe", "subscribepattern", "assign"}) > 1:
         raise ValueError("give one of the options subscribe, subscribePattern and assign, not several")
@@ -152,10 +138,8 @@ def parse(given: Mapping[str, str], *, now_us: int, streaming: bool = False) -> 
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
         skip_damage=_choice(options, "onGap", "raise", "skip", default="raise") == "skip",
         min_partitions=_number(options, "minPartitions", at_least=1),
-        max_bytes_per_partition=_size(
-            options, "maxBytesPerPartition", DEFAULT_MAX_BYTES_PER_PARTITION, range(_SMALLEST_SPLIT_BYTES, 1 << 63)
-        ),
-        arrow_batch_bytes=_size(options, "arrowBatchBytes", DEFAULT_ARROW_BATCH_BYTES, _ARROW_BATCH_BYTES),
+        max_bytes_per_partition=_size(options, "maxBytesPerPartition", _SPLIT_BYTES, _ALLOWED_SPLIT_BYTES),
+        arrow_batch_bytes=_size(options, "arrowBatchBytes", _ARROW_BATCH_BYTES, _ALLOWED_ARROW_BATCH_BYTES),
         trigger=_trigger(options),
         group=_group(options),
     )
@@ -184,13 +168,6 @@ def refuse_consumers(name: str) -> None:
     if _CONSUMERS.fullmatch(name):
         spelled = _KAFKAS.get(name, name)
         raise ValueError(f"option {spelled} sets up a Kafka consumer; loglib reads the files themselves: leave it out")
-
-
-def _refuse_kind(name: str, *, streaming: bool) -> NoReturn:
-    name = _CANONICAL[name]
-    if streaming:
-        raise ValueError(f"option {name} is for batch reads, and a stream has no end: leave it out")
-    raise ValueError(f"option {name} is for streams, and this is a batch read: leave it out")
 
 
 def _check_isolation(options: Mapping[str, str]) -> None:

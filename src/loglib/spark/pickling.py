@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["by_value"]
-
 
 def by_value(module: str, name: str, *arguments: object) -> tuple[Callable[..., Any], tuple[object, ...]]:
     """The result of `__reduce__` for an object that `module.name(*arguments)` makes again.

@@ -18,8 +18,6 @@ from typing import NamedTuple
 from ..groups import TopicPartition
 from ..offload.storage import LOCAL, Storage
 
-__all__ = ["Part", "Range", "Split", "cut", "plan"]
-
 # A smaller task costs more (10 ms or more to start) than the work that it takes from another task.
 _WORTH_A_TASK = 8 << 20
 
@@ -45,17 +43,13 @@ class Part(NamedTuple):
 class Range:
     """The records [start_offset, end_offset) of one partition, and all facts that are needed to find them."""
 
-    topic: str
-    path: str  # of the topic's directory
-    log_id: bytes
-    partition: int
+    part: Part
     start_position: int  # base offset of the batch that holds start_offset
     start_offset: int
     end_offset: int
     flushed_end: int  # when the query was planned
     flushed_tail: int = 0  # base offset of the last batch then
     segments: tuple[int, ...] = ()  # base offsets of the segments, so that a task lists no directory; () if unknown
-    storage: Storage = LOCAL
     made_on: str = ""  # the driver's host, for messages
 
     @property

@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import groupby
-from typing import NamedTuple
 
 from ..errors import CorruptLogError, InvalidOffsetError
 from ..format.watermark import Mark
@@ -25,16 +24,15 @@ from ..groups import TopicPartition
 from ..log import topic_file
 from ..log.history import history_at
 from ..log.log import LOOK_S, Log
-from ..log.marks_together import marks_together
+from ..log.lookup import marks_together
 from ..system.clock import monotonic
 from ..system.files import REAL
 from .data_loss import Losses
+from .limits import Backlog
 from .options import Options
 from .plan import Part
 from .ranges import check_places, find_parts, offset_of, open_log
 from .stream_offsets import Offsets, Span
-
-__all__ = ["StreamPosition", "StreamPositions", "Subscription"]
 
 _SWAP_S = 0.2  # a topic may be missing for this long while a restore replaces its directory
 _LONG_LOOK_S = 0.05
@@ -125,16 +123,6 @@ class Subscription:
         return False
 
 
-class StreamPosition(NamedTuple):
-    """A partition, and the part of it that the stream has not read: [start, end)."""
-
-    part: Part
-    log: Log
-    mark: Mark
-    start: int
-    end: int
-
-
 class StreamPositions:
     """The positions of one streaming query run."""
 
@@ -157,7 +145,7 @@ class StreamPositions:
         marks = self._subscription.marks(parts)
         self._targets = {key: (part.log_id, marks[key].flushed_end) for key, part in parts.items()}
 
-    def span(self, position: StreamPosition, end: int) -> Span:
+    def span(self, position: Backlog, end: int) -> Span:
         """The span of a batch from this position to `end`."""
         history = self._history(position.log, end)
         self._proven[position.part.key] = (end, history, position.log.restored)
@@ -209,13 +197,13 @@ class StreamPositions:
                 )
         return offsets
 
-    def after(self, before: Offsets | None) -> dict[TopicPartition, StreamPosition]:
-        """The positions after a batch, or for None before the first batch."""
+    def after(self, before: Offsets | None) -> dict[TopicPartition, Backlog]:
+        """The backlogs after a batch, or for None before the first batch."""
         parts = self._subscription.parts()
         marks = self._subscription.marks(parts)
         if before is None:
             self._resolve_first(parts, marks)
-        found: dict[TopicPartition, StreamPosition] = {}
+        found: dict[TopicPartition, Backlog] = {}
         for key, part in parts.items():
             span = before.spans[key] if before is not None and before.has(part) else None
             if span is None and self._is_late(part):
@@ -227,7 +215,8 @@ class StreamPositions:
                 start = max(self._first.get(key, 0), mark.log_start_offset)
             else:
                 start = mark.log_start_offset
-            found[key] = StreamPosition(part, log, mark, start, max(start, self._end(part, mark)))
+            end = max(start, self._end(part, mark))
+            found[key] = Backlog(part, log, mark, start, end, skip_damage=self._options.skip_damage)
         return found
 
     def _resolve_first(self, parts: Mapping[TopicPartition, Part], marks: Mapping[TopicPartition, Mark]) -> None:

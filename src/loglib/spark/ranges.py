@@ -24,30 +24,17 @@ from ..format.watermark import Mark
 from ..log import topic_file
 from ..log.copy_role import is_tier
 from ..log.log import FixedMark, Log
-from ..log.lookup import resolve
-from ..log.marks_together import marks_together
+from ..log.lookup import marks_together, resolve
 from ..log.recovery import list_segments
 from ..offload.storage import Storage, storage_of
 from ..offload.tier_files import newest
 from ..segment import HEADER_BYTES, Identity, segment_name
 from ..system.files import REAL, Files
-from ..system.mounts import file_system
-from .copied_mark import mark_of_archive
+from ..system.lock import file_system
+from .copied_mark import mark_of_copy
 from .data_loss import report_gap, warn_of_loss
 from .options import Options, Places
 from .plan import Part, Range
-
-__all__ = [
-    "check_places",
-    "data_end",
-    "find_parts",
-    "find_ranges",
-    "find_topics",
-    "offset_of",
-    "open_log",
-    "open_range",
-    "range_between",
-]
 
 
 class Found(NamedTuple):
@@ -71,7 +58,7 @@ def find_parts(options: Options) -> list[Part]:
     return list(_chosen(find_topics(options.paths), options))
 
 
-def open_log(part: Part | Range, *, files: Files | None = None) -> Log:
+def open_log(part: Part, *, files: Files | None = None) -> Log:
     """The log of one partition; close it after use."""
     files = files or part.storage.files()
     directory = topic_file.partition_directory(part.path, part.partition)
@@ -84,9 +71,10 @@ def open_range(wanted: Range, *, until_offset: int | None = None) -> Log:
     The directory is listed only if the segments that the plan found do not suffice. In an object store it is never
     listed, and the log has the ends of the plan.
     """
-    if wanted.storage.is_local:
-        return open_log(wanted, files=_Planned(wanted.segments) if wanted.segments else None)
-    log = open_log(wanted, files=wanted.storage.files(listings=_listings(wanted), until_offset=until_offset))
+    part = wanted.part
+    if part.storage.is_local:
+        return open_log(part, files=_Planned(wanted.segments) if wanted.segments else None)
+    log = open_log(part, files=part.storage.files(listings=_listings(wanted), until_offset=until_offset))
     log.writer = FixedMark(Mark.at_rest(0, wanted.segments[0], wanted.flushed_end, wanted.flushed_tail))
     return log
 
@@ -97,7 +85,7 @@ def _listings(wanted: Range) -> dict[str, dict[str, int]]:
     sizes = {
         segment_name(base): end - base + HEADER_BYTES for base, end in zip(wanted.segments, ends, strict=True)
     }
-    return {topic_file.partition_directory(wanted.path, wanted.partition): sizes}
+    return {topic_file.partition_directory(wanted.part.path, wanted.part.partition): sizes}
 
 
 class _Planned(Files):
@@ -121,8 +109,8 @@ def find_topics(paths: Iterable[str]) -> dict[str, Found]:
         path = os.path.abspath(path) if storage.is_local else path
         files = storage.files()
         found = [path]
-        if not _is_topic(files, path):
-            found = sorted(each for each in _entries(files, path) if _is_topic(files, each))
+        if not topic_file.exists(files, path):
+            found = sorted(each for each in _entries(files, path) if topic_file.exists(files, each))
         if not found:
             raise FileNotFoundError(errno.ENOENT, f"no {topic_file.NAME} here or one level below: no topic", path)
         for each in found:
@@ -135,10 +123,6 @@ def find_topics(paths: Iterable[str]) -> dict[str, Found]:
 def _storage_at(storage: Storage, path: str) -> Storage:
     """The storage of a topic. A directory that `loglib.offload.tier` fills is read like objects."""
     return Storage(f"file://{quote(path)}", path) if storage.is_local and is_tier(REAL, path) else storage
-
-
-def _is_topic(files: Files, path: str) -> bool:
-    return files.exists(os.path.join(path, topic_file.NAME))
 
 
 def _entries(files: Files, path: str) -> list[str]:
@@ -205,10 +189,7 @@ def _ranges_of(parts: Iterable[Part], options: Options) -> list[Range]:
         logs = {part: opened.enter_context(closing(log)) for part, log in _logs_of(list(parts))}
         for part, log in logs.items():
             if not part.storage.is_local and log.writer is None:
-                mark = mark_of_archive(
-                    log, skip_damage=options.skip_damage, fail_on_data_loss=options.fail_on_data_loss
-                )
-                log.writer = FixedMark(mark)
+                log.writer = FixedMark(mark_of_copy(log, options))
         marks = marks_together(logs.values())
         return [_range_of(part, log, marks[part.partition], options) for part, log in logs.items()]
 
@@ -246,9 +227,8 @@ def range_between(part: Part, log: Log, mark: Mark, start: int, end: int, *, ski
     if start != mark.log_start_offset:
         position = log.batch_base(start, mark, past_damage=skip_damage)
     return Range(
-        part.topic, part.path, part.log_id, part.partition,
-        start_position=position, start_offset=start, end_offset=end, flushed_end=mark.flushed_end,
-        flushed_tail=mark.flushed_tail, segments=tuple(log.index.bases()), storage=part.storage,
+        part, start_position=position, start_offset=start, end_offset=end, flushed_end=mark.flushed_end,
+        flushed_tail=mark.flushed_tail, segments=tuple(log.index.bases()),
         made_on=_this_host(part.path) if part.storage.is_local else "",
     )  # fmt: skip
 

@@ -30,8 +30,6 @@ from ..system.directory import Directory
 from ..system.files import REAL, Files
 from ..transactions.manifest import AppState
 
-__all__ = ["Repetition", "Write", "check_repetition", "owner_after_abort", "owner_of", "repetitions", "tell"]
-
 logger = logging.getLogger("loglib")
 
 NAME = "repetitions.json"

@@ -39,10 +39,9 @@ from ..log.search import around
 from ..system.files import REAL
 from .columns import known_name
 from .data_loss import report_gap, warn_of_loss
-from .plan import Range, Split
+from .options import Options
+from .plan import Part, Range, Split
 from .ranges import open_range
-
-__all__ = ["scan"]
 
 # Spark pays for each small batch; merging larger batches costs more here than it saves in Spark.
 _MERGED_BYTES = 512 << 10
@@ -51,31 +50,25 @@ _HELD_BYTES = 64 << 20
 _CREATE_TIME = 0  # Kafka's name for a timestamp that the producer gave
 
 
-def scan(
-    split: Split, schema: pa.Schema, *, arrow_batch_bytes: int, fail_on_data_loss: bool, skip_damage: bool = False
-) -> Iterator[pa.RecordBatch]:
+def scan(split: Split, schema: pa.Schema, options: Options) -> Iterator[pa.RecordBatch]:
     """The split's records with the columns of `schema`, in batches of at most `arrow_batch_bytes`.
 
     A batch is larger only if it is a single record. Raises `CorruptLogError` for a damaged log, unless damage is
     skipped, and `OffsetOutOfRangeError` if retention has dropped records, unless the query accepts loss.
     """
-    layout = _Layout(split.range, schema)
-    pieces = (
-        piece
-        for read in _pieces(split, fail_on_data_loss=fail_on_data_loss, skip_damage=skip_damage)
-        for piece in layout.pieces(read, arrow_batch_bytes)
-    )
-    for group in _groups(pieces, arrow_batch_bytes):
+    layout, limit_bytes = _Layout(split.range.part, schema), options.arrow_batch_bytes
+    pieces = (piece for read in _pieces(split, options) for piece in layout.pieces(read, limit_bytes))
+    for group in _groups(pieces, limit_bytes):
         yield layout.record_batch(group)
 
 
 # --- batches of the log ------------------------------------------------------------------------------
 
 
-def _pieces(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False) -> Iterator[Piece]:
-    wanted = split.range
-    on_damage = partial(_report, split) if skip_damage else None
-    if wanted.storage.is_local:  # in an object store each segment names its log
+def _pieces(split: Split, options: Options) -> Iterator[Piece]:
+    wanted, part = split.range, split.range.part
+    on_damage = partial(_report, split) if options.skip_damage else None
+    if part.storage.is_local:  # in an object store each segment names its log
         _check_host(wanted)
     with closing(open_range(wanted, until_offset=split.end_position)) as log:
         position = split.start_position
@@ -83,18 +76,18 @@ def _pieces(split: Split, *, fail_on_data_loss: bool, skip_damage: bool = False)
             try:
                 for piece in _pieces_from(log, position, split, on_damage):
                     position = piece.next_offset
-                    if part := _wanted_part(piece, wanted):
-                        yield part
+                    if records := _wanted_part(piece, wanted):
+                        yield records
                 return
             except OffsetOutOfRangeError as error:
-                if fail_on_data_loss:
+                if options.fail_on_data_loss:
                     error.add_note(
-                        f"(topic {wanted.path}; retention has dropped what the query planned to read: load() again, "
+                        f"(topic {part.path}; retention has dropped what the query planned to read: load() again, "
                         "or give failOnDataLoss=false to read what is left)"
                     )
                     raise
                 lost = min(error.log_start_offset, split.end_position)
-                warn_of_loss(f"{wanted.path}, partition {wanted.partition}: [{position}, {lost}) of the log is gone")
+                warn_of_loss(f"{part}: [{position}, {lost}) of the log is gone")
                 position = error.log_start_offset
 
 
@@ -104,8 +97,9 @@ def _check_host(wanted: Range) -> None:
     The plan cannot know which hosts see a path: containers may share an ext4 file system, and hosts need not share an
     NFS mount. So the plan names its host, and the error names both.
     """
-    described = topic_file.read(REAL, wanted.path)
-    if described is not None and described[0] == wanted.log_id:
+    part = wanted.part
+    described = topic_file.read(REAL, part.path)
+    if described is not None and described[0] == part.log_id:
         return
     host = socket.gethostname()
     if described is None:
@@ -113,10 +107,10 @@ def _check_host(wanted: Range) -> None:
             errno.ENOENT,
             f"no topic on {host}, and the plan was made on {wanted.made_on}; logs must be on storage that all "
             "executors mount at the same path",
-            wanted.path,
+            part.path,
         )
     raise LogError(
-        f"{wanted.path} on {host} is log {described[0].hex()}, and the query was planned for {wanted.log_id.hex()} on "
+        f"{part.path} on {host} is log {described[0].hex()}, and the query was planned for {part.log_id.hex()} on "
         f"{wanted.made_on}: the topic was made again, or it is not the same storage; load() again"
     )
 
@@ -181,7 +175,7 @@ def _report(split: Split, damage: Damage) -> None:
         lost = range(max(lost.start, wanted.start_offset), min(lost.stop, wanted.end_offset))
         if not lost:
             return
-    report_gap(f"{wanted.path}, partition {wanted.partition}", damage._replace(offsets=lost))
+    report_gap(str(wanted.part), damage._replace(offsets=lost))
 
 
 def _wanted_part(piece: Piece, wanted: Range) -> Piece | None:
@@ -205,11 +199,13 @@ class _Piece(NamedTuple):
 class _Layout:
     """The columns from the log, the constant columns, and their order."""
 
-    def __init__(self, range_: Range, schema: pa.Schema) -> None:
-        self._range = range_
+    def __init__(self, part: Part, schema: pa.Schema) -> None:
+        self._part = part
         self._schema = schema
         self._names = [known_name(name) for name in schema.names]  # the schema has them as the user wrote them
-        self._constants = _constants(range_)
+        self._constants: dict[str, str | int] = {
+            "topic": part.topic, "partition": part.partition, "timestampType": _CREATE_TIME,
+        }  # fmt: skip
         read = tuple(name for name in self._names if name not in self._constants)
         self._read = read or ("offset",)  # one column must give the number of records
         self._repeated: dict[str, pa.Array] = {}
@@ -266,20 +262,13 @@ class _Layout:
                 try:
                     bytes(item or b"").decode()
                 except UnicodeDecodeError as reason:
-                    where = self._at(read.offset_of(number))
+                    where = f"{self._part}, offset {read.offset_of(number)}"
                     raise ValueError(f"{where}: the {name} is not UTF-8; read it as binary") from reason
             raise
 
     def _refuse_null(self, read: Piece, column: pa.Array, name: str) -> None:
         offset = read.offset_of(column.is_null().index(True).as_py())
-        raise ValueError(f"{self._at(offset)}: the {name} is null, and the schema says NOT NULL")
-
-    def _at(self, offset: int) -> str:
-        return f"{self._range.path}, partition {self._range.partition}, offset {offset}"
-
-
-def _constants(range_: Range) -> dict[str, str | int]:
-    return {"topic": range_.topic, "partition": range_.partition, "timestampType": _CREATE_TIME}
+        raise ValueError(f"{self._part}, offset {offset}: the {name} is null, and the schema says NOT NULL")
 
 
 def _repeat(value: str | int, count: int) -> pa.Array:

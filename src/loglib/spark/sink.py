@@ -33,15 +33,12 @@ from pyspark.sql.types import StructType
 from ..errors import LogError
 from ..system.clock import SYSTEM
 from ..system.files import REAL
-from .commit import Staging, abort, commit
-from .partition_rows import RowPartitioner
+from .commit import abort, commit
 from .pickling import by_value
 from .repetition import Write, owner_of
 from .sink_target import Target, parse
 from .source import as_schema, freeze_worker
-from .stage import TaskStage
-
-__all__ = ["BatchWriter", "Message", "StreamWriter"]
+from .stage import RowPartitioner, Staging, TaskStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,6 @@ class BatchWriter(DataSourceArrowWriter):
         return by_value(__name__, "BatchWriter", *self._made_of, False, self._identity)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the records of one task."""
         return write_task(iterator, self._target, seed=crc32(self._identity.encode()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -101,7 +97,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return by_value(__name__, "StreamWriter", *self._made_of)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the records of one task."""
         return write_task(iterator, self._target, seed=0)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -164,11 +159,11 @@ def write_task(batches: Iterable[pa.RecordBatch], target: Target, *, seed: int) 
     try:
         for each in batches:
             dealer.deal(each)
-        sections, frames = stage.finish()
+        staging = stage.finish()
     except BaseException:
         stage.discard()
         raise
-    return Message(task, Staging(stage.attempt, sections, frames, stage.rows), query, batch, run)
+    return Message(task, staging, query, batch, run)
 
 
 def _query_of(context: TaskContext) -> tuple[str | None, int | None, str | None]:

@@ -11,7 +11,7 @@ An option or a column without a meaning is refused, never ignored.
     partition    int                     null: the topic's partitioner chooses
     timestamp    timestamp               null: the time of writing
 
-The columns `offset` and `timestampType` of a source are left out. The sink never makes a topic.
+The columns `offset` and `timestampType` of a source are left out. The sink makes a topic only if it is asked to.
 
 Processes: driver and executors.
 """
@@ -35,15 +35,16 @@ from pyspark.sql.types import (
 
 from ..append.hash_columns import can_hash
 from ..config.arguments import check_names
-from ..config.policies import TopicConfig
+from ..config.policies import MAX_PARTITIONS, TopicConfig
 from ..config.uri import is_remote, local_path
 from ..log import copy_role, topic_file
+from ..system.clock import SYSTEM
 from ..system.files import REAL
 from .options import nearest, refuse_consumers, refuse_remote
 
-__all__ = ["Target", "TargetTopic", "find_place", "no_function", "parse"]
-
-_CANONICAL = {name.lower(): name for name in ("path", "topic", "txnAppId", "txnVersion", "repeatedBatch")}
+_CANONICAL = {name.lower(): name for name in (
+    "path", "topic", "txnAppId", "txnVersion", "repeatedBatch", "createTopic", "partitions",
+)}  # fmt: skip
 _SPARKS = {"checkpointlocation", "queryname"}  # which Spark passes on
 _WRITTEN: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
     "value": ("binary or string", (BinaryType, StringType)),
@@ -77,6 +78,7 @@ class Target:
     columns: Mapping[str, str]  # the names in the DataFrame, by known name
     checkpoint: str | None = None  # of the stream, if it is an option of the query
     any_rows: bool = False  # a batch that Spark repeats may have another number of rows
+    make: int | None = None  # the partitions of a topic that is made if there is none; None: none is made
 
 
 def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> Target:
@@ -95,29 +97,37 @@ def parse(given: Mapping[str, str], schema: StructType, *, overwrite: bool, stre
     app, version = _transaction(options, streaming=streaming)
     refuse_remote(options["path"], "a log is appended to in place, and objects cannot be")
     path = os.path.abspath(local_path(options["path"]))
-    topic = _only_topic(path, options.get("topic"))
+    make = _partitions_to_make(options)
     columns = _columns(schema)
+    topic = _only_topic(path, options.get("topic"), has_column="topic" in columns and make is not None)
     if topic is None and "topic" not in columns:
         raise ValueError(f"{path} is no topic: give the option topic, or a column topic with the name of one")
-    place = None if topic is None else find_place(topic)
-    if place is not None and "key" in columns and "partition" not in columns and not can_hash(place.config.partitioner):
-        raise no_function(place)
+    only = None if topic is None else find_topic(topic, make=make)
+    if only is not None and "key" in columns and "partition" not in columns and not can_hash(only.config.partitioner):
+        raise no_function(only)
     checkpoint, any_rows = _checkpoint(options.get("checkpointlocation")), _any_rows(options)
-    return Target(path, topic, app, version, columns, checkpoint, any_rows)
+    return Target(path, topic, app, version, columns, checkpoint, any_rows, make)
 
 
-def find_place(path: str) -> TargetTopic:
-    """The topic at the path. `FileNotFoundError` if there is none, `NotLeaderError` if it is a copy."""
+def find_topic(path: str, *, make: int | None = None) -> TargetTopic:
+    """The topic at the path. `FileNotFoundError` if there is none, `NotLeaderError` if it is a copy.
+
+    `make`: the number of partitions with which a missing topic is made. Tasks that need it may make it together.
+    """
     found = topic_file.read(REAL, path)
+    if found is None and make is not None:
+        topic_file.create(REAL, path, TopicConfig(partitions=make), now=SYSTEM())
+        found = topic_file.read(REAL, path)
     if found is None:
-        raise FileNotFoundError(errno.ENOENT, "no topic here; make it with loglib.Topic.open", path)
+        advice = "make it with loglib.Topic.open(path, create=True), or with the option createTopic"
+        raise FileNotFoundError(errno.ENOENT, f"no topic here; {advice}", path)
     copy_role.check(REAL, path, copy_role.TRANSACT)
     return TargetTopic(path, *found)
 
 
-def no_function(place: TargetTopic) -> ValueError:
+def no_function(topic: TargetTopic) -> ValueError:
     return ValueError(
-        f"{place.path} has the application's partitioner {place.config.partitioner}, which Spark does not have; "
+        f"{topic.path} has the application's partitioner {topic.config.partitioner}, which Spark does not have; "
         "add a column partition"
     )
 
@@ -139,6 +149,19 @@ def _transaction(options: Mapping[str, str], *, streaming: bool) -> tuple[str | 
     return app, int(version)
 
 
+def _partitions_to_make(options: Mapping[str, str]) -> int | None:
+    asked, count = options.get("createtopic", "false").lower(), options.get("partitions")
+    if asked not in ("true", "false"):
+        raise ValueError(f'option createTopic must be "true" or "false", not {asked!r}')
+    if asked == "false":
+        if count is not None:
+            raise ValueError("option partitions is for a topic that is made: give createTopic=true, too")
+        return None
+    if count is not None and not (count.isascii() and count.isdigit() and int(count) in range(1, MAX_PARTITIONS + 1)):
+        raise ValueError(f"option partitions must be a number from 1 to {MAX_PARTITIONS}, not {count!r}")
+    return int(count or 1)
+
+
 def _any_rows(options: Mapping[str, str]) -> bool:
     given = options.get("repeatedbatch", "compare")
     if given not in ("compare", "drop"):
@@ -151,18 +174,18 @@ def _checkpoint(given: str | None) -> str | None:
     return given if given is None or is_remote(given) else os.path.realpath(local_path(given))
 
 
-def _only_topic(path: str, name: str | None) -> str | None:
-    """The path of the only topic; None if a column names the topics."""
-    if REAL.exists(os.path.join(path, topic_file.NAME)):
+def _only_topic(path: str, name: str | None, *, has_column: bool) -> str | None:
+    """The path of the only topic; None if a column names the topics.
+
+    `has_column`: there is such a column, and its topics are made, so that their directory may be missing.
+    """
+    if topic_file.exists(REAL, path):
         if name not in (None, os.path.basename(path)):
             raise ValueError(f"the path {path} is a topic, and the option topic names another one: {name}")
         return path
     if name is None:
-        if not REAL.exists(path):
-            find_place(path)
-        return None
+        return None if has_column or REAL.exists(path) else path
     check_names(name)
-    find_place(os.path.join(path, name))
     return os.path.join(path, name)
 
 

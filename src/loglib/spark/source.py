@@ -32,8 +32,6 @@ from .plan import Range, Split, plan
 from .ranges import find_ranges, find_topics
 from .scan import scan
 
-__all__ = ["BatchReader", "arrow_schema_of", "as_schema", "freeze_worker", "read_task", "schema_of", "tasks_of"]
-
 
 def schema_of(given: Mapping[str, str]) -> StructType:
     """The schema of a query whose user gives none. Checks options and path, so that `load()` reports mistakes.
@@ -64,7 +62,7 @@ class BatchReader(DataSourceReader):
         now_us = SYSTEM() if now_us is None else now_us
         self._made_of = dict(given), schema.json(), now_us
         self._options = parse(given, now_us=now_us)
-        self._schema = arrow_schema_of(self._options, schema)
+        self._schema = arrow_schema(schema, self._options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return by_value(__name__, "BatchReader", *self._made_of)
@@ -74,7 +72,6 @@ class BatchReader(DataSourceReader):
         return tasks_of(find_ranges(self._options), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, as Arrow batches."""
         return read_task(partition, self._schema, self._options)
 
 
@@ -83,22 +80,10 @@ def as_schema(schema: StructType | str) -> StructType:
     return StructType.fromJson(json.loads(schema)) if isinstance(schema, str) else schema
 
 
-def arrow_schema_of(options: Options, schema: StructType) -> pa.Schema:
-    """The Arrow schema of a query. `ValueError` if options ask for other columns than the schema."""
-    arrow = arrow_schema(schema)
-    _check_schema(arrow.names, options)
-    return arrow
-
-
 def tasks_of(ranges: Iterable[Range], options: Options) -> list[InputPartition]:
     """One partition of Spark per task."""
-    tasks = plan(
-        ranges,
-        max_task_bytes=options.max_bytes_per_partition,
-        min_tasks=options.min_partitions,
-        cores=os.cpu_count() or 1,
-    )
-    return [InputPartition(task) for task in tasks]
+    most, least, cores = options.max_bytes_per_partition, options.min_partitions, os.cpu_count() or 1
+    return [InputPartition(task) for task in plan(ranges, max_task_bytes=most, min_tasks=least, cores=cores)]
 
 
 def read_task(partition: InputPartition, schema: pa.Schema, options: Options) -> Iterator[pa.RecordBatch]:
@@ -106,26 +91,7 @@ def read_task(partition: InputPartition, schema: pa.Schema, options: Options) ->
     freeze_worker()
     splits: tuple[Split, ...] = partition.value or ()
     for split in splits:
-        yield from scan(
-            split,
-            schema,
-            arrow_batch_bytes=options.arrow_batch_bytes,
-            fail_on_data_loss=options.fail_on_data_loss,
-            skip_damage=options.skip_damage,
-        )
-
-
-def _check_schema(names: Sequence[str], options: Options) -> None:
-    """`ValueError` for options that ask for other columns than the schema, which may be the user's."""
-    folded = [name.lower() for name in names]
-    columns = options.columns
-    if columns is not None and [name.lower() for name in columns] != folded:
-        raise ValueError(f"the option columns ({', '.join(columns)}) and schema() differ; give one of them")
-    if options.include_headers and "headers" not in folded:
-        raise ValueError(
-            f"option includeHeaders asks for headers, and schema() ({', '.join(names)}) has none; "
-            "add headers to the schema, or leave out includeHeaders"
-        )
+        yield from scan(split, schema, options)
 
 
 @cache

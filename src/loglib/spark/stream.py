@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -33,13 +32,12 @@ from pyspark.sql.types import StructType
 from ..errors import LogError
 from ..system.clock import SYSTEM, monotonic
 from ..topic import Topic
+from .columns import arrow_schema
 from .micro_batch import Follower
 from .options import parse
 from .pickling import by_value
-from .source import arrow_schema_of, as_schema, read_task, tasks_of
+from .source import as_schema, read_task, tasks_of
 from .stream_offsets import INITIAL
-
-__all__ = ["StreamReader"]
 
 _PUBLISH_S = 1.0  # a commit of a group takes some 10 ms, because it is synced
 
@@ -53,19 +51,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema = as_schema(schema)
         self._made_of = dict(given), schema.json()
         self._options = parse(given, now_us=SYSTEM(), streaming=True)
-        self._schema = arrow_schema_of(self._options, schema)
+        self._schema = arrow_schema(schema, self._options)
+        self._follower = Follower(self._options)
+        self._publisher = _Publisher(self._options.group)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return by_value(__name__, "StreamReader", *self._made_of)
-
-    @cached_property
-    def _follower(self) -> Follower:
-        """Made at its first use: the reader that Spark sends to the tasks plans nothing."""
-        return Follower(self._options)
-
-    @cached_property
-    def _publisher(self) -> _Publisher:
-        return _Publisher(self._options.group)
 
     def initialOffset(self) -> dict[str, Any]:
         """The place that the options name; the first batch finds it."""
@@ -93,14 +84,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The log's end, and the lag: `sources[].latestOffset` of the query's progress."""
-        return self._follower.report()
+        return self._follower.report
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of the batch that ends at `end`. The offset itself has the batch's start."""
         return [] if start == end else tasks_of(self._follower.ranges(end), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, as Arrow batches."""
         return read_task(partition, self._schema, self._options)
 
     def stop(self) -> None:

@@ -28,8 +28,6 @@ from ..errors import LogError
 from ..groups import TopicPartition
 from .plan import Part
 
-__all__ = ["INITIAL", "Offsets", "Span", "by_topic", "decode", "encode"]
-
 VERSION = 1
 INITIAL = {"start": "options", "version": VERSION}
 

@@ -24,8 +24,7 @@ from typing import NamedTuple
 from ..errors import LogError
 from .files import REAL, Files
 
-__all__ = ["SYSTEM", "TIME_ITSELF", "Clock", "Moment", "PlainClock", "clock_of", "monotonic"]
-
+_BEGAN_NS = time.monotonic_ns()  # a moment in this process, by the clock that every system has
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _BOOT_ID_BYTES = 16
 _OFFSETS = "/proc/self/timens_offsets"  # of the namespace of this process's children; see time_namespaces(7)
@@ -126,17 +125,11 @@ def _boot() -> _Boot:
     number = getattr(time, "CLOCK_BOOTTIME", None)  # Linux has it
     boot_id, added_ns = _read_boot_id(REAL), _read_added(REAL)
     if number is None or boot_id is None or added_ns is None:
-        boot = _Boot(os.urandom(_BOOT_ID_BYTES), time.monotonic_ns, _began_ns(), 0)
+        boot = _Boot(os.urandom(_BOOT_ID_BYTES), time.monotonic_ns, _BEGAN_NS, 0)
     else:
         boot = _Boot(boot_id, partial(time.clock_gettime_ns, number), added_ns, 0)
     wall, elapsed = _both(boot)
     return boot._replace(lead_ns=wall - elapsed)
-
-
-@lru_cache(maxsize=1)
-def _began_ns() -> int:
-    """A moment in this process, by the clock that every system has."""
-    return time.monotonic_ns()
 
 
 def _read_added(

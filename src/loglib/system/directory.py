@@ -21,8 +21,6 @@ from .files import Files
 from .not_copyable import NotCopyable
 from .reentry import refuse
 
-__all__ = ["Directory"]
-
 _LOCK_TIMEOUT_S = 30.0  # the work under such a lock takes milliseconds
 _NAP_S = 0.001
 # The process and the thread that hold a directory for a moment, by its device and inode. A call that has interrupted
@@ -37,8 +35,7 @@ class Directory(NotCopyable):
         self.files = files
         self.path = path
         self.fd = fd
-        facts = files.fstat(fd)
-        self._identity = facts.st_dev, facts.st_ino  # unique while it is open, even after it was removed
+        self._identity = files.identity(fd)
         self._locked = False
 
     @classmethod
@@ -99,11 +96,7 @@ class Directory(NotCopyable):
 
     def is_at(self, path: str, *, dir_fd: int | None = None) -> bool:
         """True if the path leads to this directory. With `dir_fd`, only its last part is looked up, there."""
-        try:
-            facts = self.files.facts(path, dir_fd=dir_fd)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return (facts.st_dev, facts.st_ino) == self._identity
+        return self.files.leads_to(path, self._identity, dir_fd=dir_fd)
 
     # --- files ------------------------------------------------------------------------------------------
 

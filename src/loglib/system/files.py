@@ -4,8 +4,9 @@ Invariant: all operations use only the methods of `SystemCalls`, so another impl
 several) overrides only these.
 
 Each method states its promise: *handed to the system* (survives a killed process) or *synced* (survives a
-power cut). The caller gives every position. There is no append mode and no shared cursor, so an interrupted
-write can be repeated at the same place, and readers never disturb each other.
+power cut). The caller gives every position, and there is no shared cursor. So an interrupted write can be repeated at
+the same place, and readers never disturb each other. The exception is a file of `open_append`, in which the order of
+the entries of several processes is the point (jobs/ack_log.py).
 
 Threads: no state, safe for all.
 """
@@ -19,11 +20,12 @@ import os
 import resource
 import select
 import stat
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from ..errors import CorruptLogError, LogError, StorageIOError, TooManyFilesError, is_out_of_descriptors
+from ..errors import CorruptLogError, LogError, StorageIOError, TooManyFilesError
+from .failures import is_out_of_descriptors
 from .system_calls import COPY_BYTES, LACKS, Buffer, SystemCalls
 
 __all__ = ["REAL", "Buffer", "Files", "spare_files", "with_a_free_descriptor"]
@@ -130,6 +132,14 @@ class Files(SystemCalls):
         """Open an existing regular file for reading and writing, even with other names: others may have locked it."""
         return self._open_regular(path, os.O_RDWR)
 
+    def open_append(self, path: str, *, dir_fd: int | None = None) -> int:
+        """Open an existing regular file for reading, and for `append`: each call writes at the end of the file.
+
+        The system never mixes two appends of up to a page that lie in one page: a killed process leaves all of one, or
+        nothing. A full disk may leave a part of it.
+        """
+        return self._open_regular(path, os.O_RDWR | os.O_APPEND, dir_fd=dir_fd)
+
     def create(self, path: str, permissions: int, *, exclusive: bool = True, dir_fd: int | None = None) -> int:
         """Create a file for reading and writing, with exactly these permissions.
 
@@ -179,6 +189,14 @@ class Files(SystemCalls):
         if own and facts.st_nlink > 1:
             return self._own_copy(fd, path, facts, dir_fd)
         return fd
+
+    @contextmanager
+    def closing(self, fd: int) -> Iterator[int]:
+        """Close the open file at the end of the `with` statement."""
+        try:
+            yield fd
+        finally:
+            self.close(fd)
 
     def size(self, fd: int) -> int:
         """The size of the open file in bytes."""
@@ -332,13 +350,22 @@ class Files(SystemCalls):
             if error.errno not in _NO_LOCKS:  # where it could not be locked either
                 raise
 
+    def identity(self, fd: int) -> tuple[int, int]:
+        """Device and inode of an open file or directory: unique while it is open, even after it was removed."""
+        facts = self.fstat(fd)
+        return facts.st_dev, facts.st_ino
+
+    def leads_to(self, path: str, identity: tuple[int, int], *, dir_fd: int | None = None) -> bool:
+        """True if the path leads to the open file with this identity. One lstat."""
+        try:
+            facts = self.lstat(_name(path, dir_fd), dir_fd=dir_fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (facts.st_dev, facts.st_ino) == identity
+
     def same_file(self, fd: int, path: str) -> bool:
         """True if the path still leads to the open file."""
-        try:
-            named = self.lstat(path)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(self.fstat(fd), named)
+        return self.leads_to(path, self.identity(fd))
 
     # --- directories --------------------------------------------------------------------------------
 

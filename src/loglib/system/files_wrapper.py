@@ -8,13 +8,13 @@ Threads: as safe as the inner files.
 
 from __future__ import annotations
 
+# `forward` returns what the inner call returns, which is what the method says.
+# mypy: warn-return-any=False
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from .files import Buffer, Files
-
-__all__ = ["FilesWrapper"]
 
 
 class FilesWrapper(Files):
@@ -34,19 +34,19 @@ class FilesWrapper(Files):
     # --- system calls, in the order of `SystemCalls` ------------------------------------------------------
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        fd: int = self.forward("open", path, flags, mode, dir_fd=dir_fd)
-        return fd
+        return self.forward("open", path, flags, mode, dir_fd=dir_fd)
 
     def close(self, fd: int) -> None:
         self.forward("close", fd)
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-        data: bytes = self.forward("pread", fd, size_bytes, position)
-        return data
+        return self.forward("pread", fd, size_bytes, position)
 
     def pwritev(self, fd: int, parts: Sequence[Buffer], position: int) -> int:  # type: ignore[override]
-        written: int = self.forward("pwritev", fd, parts, position)
-        return written
+        return self.forward("pwritev", fd, parts, position)
+
+    def append(self, fd: int, data: Buffer) -> int:  # type: ignore[override]
+        return self.forward("append", fd, data)
 
     def ftruncate(self, fd: int, size_bytes: int) -> None:
         self.forward("ftruncate", fd, size_bytes)
@@ -82,44 +82,34 @@ class FilesWrapper(Files):
         self.forward("fchmod", fd, mode)
 
     def fstat(self, fd: int) -> os.stat_result:
-        facts: os.stat_result = self.forward("fstat", fd)
-        return facts
+        return self.forward("fstat", fd)
 
     def stat(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:  # type: ignore[override]
-        facts: os.stat_result = self.forward("stat", path, dir_fd=dir_fd)
-        return facts
+        return self.forward("stat", path, dir_fd=dir_fd)
 
     def lstat(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:
-        facts: os.stat_result = self.forward("lstat", path, dir_fd=dir_fd)
-        return facts
+        return self.forward("lstat", path, dir_fd=dir_fd)
 
     def listdir(self, place: Any) -> list[str]:
-        names: list[str] = self.forward("listdir", place)
-        return names
+        return self.forward("listdir", place)
 
     def flock(self, fd: int, operation: int) -> None:
         self.forward("flock", fd, operation)
 
     def statvfs(self, path: Any) -> os.statvfs_result:
-        facts: os.statvfs_result = self.forward("statvfs", path)
-        return facts
+        return self.forward("statvfs", path)
 
     def sendfile(self, to: int, source: int, start: int, size_bytes: int) -> int:
-        sent: int = self.forward("sendfile", to, source, start, size_bytes)
-        return sent
+        return self.forward("sendfile", to, source, start, size_bytes)
 
     def read(self, fd: int, size_bytes: int) -> bytes:
-        data: bytes = self.forward("read", fd, size_bytes)
-        return data
+        return self.forward("read", fd, size_bytes)
 
     def write(self, fd: int, data: Buffer) -> int:  # type: ignore[override]
-        written: int = self.forward("write", fd, data)
-        return written
+        return self.forward("write", fd, data)
 
     def copy_file_range(self, source: int, to: int, size_bytes: int, start: int, at: int) -> int:
-        copied: int = self.forward("copy_file_range", source, to, size_bytes, start, at)
-        return copied
+        return self.forward("copy_file_range", source, to, size_bytes, start, at)
 
     def poll(self, file: Any, event: int, timeout_s: float | None = None) -> bool:
-        ready: bool = self.forward("poll", file, event, timeout_s)
-        return ready
+        return self.forward("poll", file, event, timeout_s)

@@ -29,8 +29,6 @@ from .clock import monotonic
 from .not_copyable import NotCopyable
 from .reentry import is_mine, refuse
 
-__all__ = ["Turn"]
-
 T = TypeVar("T")
 
 _LOOK_S = 0.05  # the longest wait at a gate, because an interrupt may have left it shut

@@ -7,14 +7,19 @@ writer would lock a new file. The file `lock` only names the holder, for message
 A forked child shares its parent's lock. The child must close its copy of the directory, because the copy
 would keep the lock after the parent's death. It must never unlock it, because that also releases the
 parent's lock. So this module knows all held locks, and a fork waits while a lock is acquired or released.
+
+`flock` over NFS is a byte-range lock at the server since Linux 2.6.12 (flock(2)), and a mount option can make it local
+to one client. On FUSE and SMB it depends on the implementation. So two hosts may both believe that they are the only
+writer of a partition. The type of a file system is a guess, used only in warnings and error messages.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from ..errors import LockedError, printable
@@ -23,9 +28,12 @@ from .files import Files
 from .not_copyable import NotCopyable
 from .process import finish, fork_lock, in_child
 
-__all__ = ["NAME", "Lock", "acquire", "is_free", "try_acquire"]
-
 NAME = "lock"
+_MOUNTS = "/proc/self/mountinfo"  # one mount per line; see proc(5)
+_LOCKS = "/proc/locks"  # one lock per line; see proc(5)
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "afs", "gfs2", "ocfs2", "glusterfs"}
+
+logger = logging.getLogger("loglib")
 
 _changing = fork_lock()
 _in_child = in_child()
@@ -44,6 +52,10 @@ class Lock(NotCopyable):
         self._to_do = iter([(files.unlock, fd), (files.close, fd)])
         _in_child.add(self.abandon)
 
+    def give_up(self) -> None:
+        """Let another handle have the lock, and keep the directory open. Further calls do nothing."""
+        self.directory.files.unlock(self.directory.fd)
+
     def release(self) -> None:
         """Release the lock. Further calls do nothing."""
         with _changing:
@@ -51,8 +63,9 @@ class Lock(NotCopyable):
             _in_child.discard(self.abandon)
 
     def __del__(self) -> None:  # for a lock that an interrupt kept from its holder
+        # Without `_changing`: the thread that collects it may have another lock for which a fork waits.
         with suppress(OSError):  # no caller can get the error
-            self.release()
+            finish(self._to_do)
 
     def abandon(self, parent_pid: int) -> None:
         """Close this process's copy of its parent's lock."""
@@ -61,20 +74,29 @@ class Lock(NotCopyable):
         self.release()
 
 
-def acquire(files: Files, path: str, permissions: int) -> Lock:
-    """Lock the directory of the file `path`, which then names the holder; `LockedError` if it is locked."""
+def acquire(
+    files: Files, path: str, permissions: int, *, wait_s: float = 0.0, take: Callable[..., bool] | None = None
+) -> Lock:
+    """Lock the directory `path`, whose file `lock` then names the holder; `LockedError` if it is locked.
+
+    `take` locks the open directory, and may wait for `wait_s` seconds. It returns False if another handle still has
+    the lock. By default the call does not wait.
+    """
     with _changing:
-        directory = Directory.open(files, os.path.dirname(path))
-        lock = Lock(directory)
-        name = os.path.basename(path)
-        try:
-            if not files.try_lock(directory.fd, directory.path):
-                raise LockedError(path, _holder(directory, name))
-            _sign(directory, name, permissions)
-        except BaseException:
-            lock.release()
-            raise
-        return lock
+        lock = Lock(Directory.open(files, path))
+    place = lock.directory
+    try:
+        if take is None:
+            if not files.try_lock(place.fd, path):
+                raise LockedError(place.path_of(NAME), _named_holder(place))
+        elif not take(place):
+            raise LockedError(place.path_of(NAME), holder_of(place), advice=waited_for(wait_s))
+        with _changing:
+            _sign(place, permissions)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
 
 
 def try_acquire(files: Files, path: str) -> Lock | None:
@@ -95,9 +117,35 @@ def is_free(files: Files, path: str) -> bool:
     return found is not None
 
 
-def _sign(directory: Directory, name: str, permissions: int) -> None:
+def seen_locks(files: Files, paths: Iterable[str]) -> dict[str, bool] | None:
+    """For each directory of a topic, whether a process holds its lock, by the system's list. No lock is touched.
+
+    None if the list cannot tell: there is none, or the file system keeps its locks elsewhere (network, FUSE, overlay).
+    The list has the locks of those processes that this one may see: with a process namespace of its own, as in a
+    container, it lacks those outside.
+    """
+    if not files.real:
+        return None
+    try:
+        table, held = files.read_proc(_MOUNTS).decode(errors="replace"), _flocks(files)
+    except OSError:  # not Linux, or no /proc
+        return None
+    seen: dict[str, bool] = {}
+    for path in paths:
+        kind, device = _mount_of(table, os.path.realpath(path))
+        if _is_shared(kind) or kind in ("overlay", ""):
+            return None
+        with Directory.open(files, path) as directory:
+            own, inode = files.identity(directory.fd)
+        # Btrfs gives each subvolume a device of its own, and lists locks by that of the whole file system.
+        devices = {(os.major(own), os.minor(own)), device}
+        seen[path] = any(f"{major:02x}:{minor:02x}:{inode}" in held for major, minor in devices)
+    return seen
+
+
+def _sign(directory: Directory, permissions: int) -> None:
     files = directory.files
-    fd = directory.create(name, permissions, exclusive=False)
+    fd = directory.create(NAME, permissions, exclusive=False)
     try:
         files.ftruncate(fd, files.write_all(fd, [_describe_self()], 0))  # this order needs no space on a full disk
     finally:
@@ -110,9 +158,40 @@ def _describe_self() -> bytes:
     return f"{os.getpid()} {since} {program}\n".encode(errors="replace")
 
 
-def _holder(directory: Directory, name: str) -> str:
+def waited_for(seconds: float) -> str:
+    """Advice about a lock that another process has kept for `seconds`."""
+    return (
+        f"it was waited for {seconds:g} s (`wait` of Topic.open). Is that process stopped, or has it opened the topic "
+        "without shared=True? A process that shares a topic gives a partition up within milliseconds"
+    )
+
+
+def holder_of(directory: Directory) -> str:
+    """A description of the process that has the lock of a directory. Writers that take turns sign only once."""
+    named, holder = _named_holder(directory), 0
+    device, inode = directory.files.identity(directory.fd)
+    with suppress(OSError):  # not Linux, or no /proc
+        holder = _flocks(directory.files).get(f"{os.major(device):02x}:{os.minor(device):02x}:{inode}", 0)
+    program = _program(directory.files, holder) if holder > 0 else ""
+    return f"pid {holder} ({program})" if program and not named.startswith(f"pid {holder} ") else named
+
+
+def _flocks(files: Files) -> dict[str, int]:
+    """The process that has each flock, by device and inode as the system writes them."""
+    lines = [line.split() for line in files.read_proc(_LOCKS).decode(errors="replace").splitlines()]
+    return {fields[5]: int(fields[4]) for fields in lines if len(fields) > 5 and fields[1] == "FLOCK"}
+
+
+def _program(files: Files, pid: int) -> str:
     try:
-        text = printable(directory.read_whole(name, 4096).decode(errors="replace").strip())
+        return printable(files.read_proc(f"/proc/{pid}/comm").decode(errors="replace").strip())
+    except OSError:  # it has ended, or lives in another namespace
+        return ""
+
+
+def _named_holder(directory: Directory) -> str:
+    try:
+        text = printable(directory.read_whole(NAME, 4096).decode(errors="replace").strip())
         pid, since, program = text.split(maxsplit=2)
         alive = _is_alive(int(pid))
     except (FileNotFoundError, ValueError):  # the file is not yet written, or was removed
@@ -130,3 +209,63 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+# --- file systems that other hosts may share ---------------------------------------------------
+
+
+def network_file_system(files: Files, path: str) -> str | None:
+    """The type of the file system of `path` if other hosts may share it; None if not, or if it is unknown."""
+    kind = file_system(files, path)
+    return kind if _is_shared(kind) else None
+
+
+def _is_shared(kind: str) -> bool:
+    return kind in _NETWORK or kind.startswith("fuse")
+
+
+def warn_of_other_hosts(files: Files, paths: Iterable[str]) -> None:
+    """Log a warning for each path that other hosts may write, too."""
+    for path in paths:
+        if (kind := network_file_system(files, path)) is not None:
+            logger.warning(
+                "%s is on %s: the locks that keep a second writer out may not reach other hosts; write from one only",
+                path, kind,
+            )  # fmt: skip
+
+
+def file_system(files: Files, path: str) -> str:
+    """The type of the file system of `path`; "" if it is unknown."""
+    if not files.real:
+        return ""
+    try:
+        table = files.read_proc(_MOUNTS).decode(errors="replace")
+    except OSError:  # not Linux, or no /proc
+        return ""
+    return file_system_of(table, os.path.realpath(path))
+
+
+def file_system_of(table: str, path: str) -> str:
+    """The type of the file system at the longest mount point above `path`; "" if there is none."""
+    return _mount_of(table, path)[0]
+
+
+def _mount_of(table: str, path: str) -> tuple[str, tuple[int, int]]:
+    """The type and the device of the file system at the longest mount point above `path`; "" if there is none."""
+    found, device, longest = "", (0, 0), -1
+    for line in table.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:
+            continue
+        point = _unescaped(fields[4]).rstrip("/")
+        if (path + "/").startswith(point + "/") and len(point) >= longest:  # at one point the last mount is on top
+            major, _, minor = fields[2].partition(":")
+            found, device, longest = after.split(" ")[0], (int(major), int(minor)), len(point)
+    return found, device
+
+
+def _unescaped(field: str) -> str:
+    """The field with its escapes decoded: the table writes a space as a backslash and three octal digits."""
+    head, *rest = field.split("\\")
+    return head + "".join(chr(int(each[:3], 8)) + each[3:] for each in rest)

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-__all__ = ["keep_arenas", "keep_blocks"]
-
 _LARGEST_BLOCK = 4 << 20  # up to 8 MiB of freed memory are kept
 _SMALL_BYTES = 512 - 33  # with the header of a bytes object the largest that lies in an arena
 _STEP = 1000  # an arena has at least 2,048 of them

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NoReturn, SupportsIndex
 
-__all__ = ["NotCopyable"]
-
 
 class NotCopyable:
     """A base class: `copy`, `deepcopy` and `pickle` raise `TypeError`."""

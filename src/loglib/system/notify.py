@@ -21,15 +21,13 @@ import struct
 import sys
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from .clock import monotonic
-from .descriptors import above_standard
 from .not_copyable import NotCopyable
-from .poll import new_poll
-from .process import finish
-
-__all__ = ["REPLACED", "Observer", "Waiter"]
+from .process import finish, importing
+from .system_calls import above_standard, new_poll
 
 REPLACED = "/"  # is among the changed names; no file has this name
 
@@ -82,12 +80,22 @@ class _Descriptors(NotCopyable):
 class _Sleeper(NotCopyable):
     """The base of `Waiter` and `Observer`: it is woken, and naps if the system reports nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, use_inotify: bool) -> None:
         descriptors = _Descriptors()
         self._poll = new_poll()
         self._poll.register(descriptors.wake_out, select.POLLIN)
         self._nap = _FIRST_NAP_S
         self._open: _Descriptors | None = descriptors
+        self._keys: dict[int, tuple[Hashable, str, int]] = {}  # by watch: key, path, and mask of events
+        self._watches: dict[Hashable, int] = {}  # -1: the system will not report its changes
+        self._libc: Any = _inotify(descriptors) if use_inotify and sys.platform == "linux" else None
+        if self._libc is not None:
+            self._poll.register(descriptors.inotify, select.POLLIN)
+
+    @property
+    def reports(self) -> bool:
+        """True if the system reports every change."""
+        return self._libc is not None
 
     def progressed(self) -> None:
         """Look again soon, because there was something to read."""
@@ -102,6 +110,27 @@ class _Sleeper(NotCopyable):
     def close(self) -> None:
         self._open = None
 
+    def observe_file(self, key: Hashable, path: str) -> None:
+        """Report writes to the file. Earlier writes are not reported: look once more after this call."""
+        self._add(key, path, _IN_MODIFY | _IN_REPLACED)
+
+    def _add(self, key: Hashable, path: str, mask: int) -> None:
+        watch, descriptors = -1, self._open
+        if self._libc is not None and descriptors is not None:
+            watch = self._libc.inotify_add_watch(descriptors.inotify, os.fsencode(path), mask)
+            if watch >= 0:
+                self._keys[watch] = key, path, mask
+            else:  # the user's inotify watches are used up, or the file is gone
+                self._look_instead(descriptors)
+        self._watches[key] = watch
+
+    def _look_instead(self, descriptors: _Descriptors) -> None:
+        """Stop relying on reports."""
+        self._poll.unregister(descriptors.inotify)
+        self._libc, fd, descriptors.inotify = None, descriptors.inotify, -1
+        self._keys.clear()
+        os.close(fd)
+
     def _next_nap(self, timeout: float | None, *, least: float = 0.0) -> float:
         nap = max(self._nap, least)
         self._nap = min(self._nap * _NAP_GROWTH, _LONGEST_NAP_S)
@@ -112,13 +141,11 @@ class Waiter(_Sleeper):
     """Waits for writes to files, or for `wake`."""
 
     def __init__(self, paths: Iterable[str], *, use_inotify: bool = True) -> None:
-        super().__init__()
-        assert self._open is not None
         paths = list(paths)
-        self._must_look = bool(paths)
-        if paths and use_inotify and sys.platform == "linux" and _watch(paths, self._open):
-            self._poll.register(self._open.inotify, select.POLLIN)
-            self._must_look = False
+        super().__init__(use_inotify=use_inotify and bool(paths))
+        for path in paths:
+            self.observe_file(path, path)
+        self._must_look = bool(paths) and not self.reports
 
     def wait(self, timeout: float | None) -> bool:
         """Return when something may have changed, on `wake`, or after `timeout` seconds.
@@ -144,17 +171,17 @@ class Waiter(_Sleeper):
         return replaced
 
 
+@dataclass(eq=False, repr=False)
 class _Bell(NotCopyable):
     """The object that a writer in this process wakes. It records for an observer what has changed."""
 
-    def __init__(self, key: Hashable, rung: dict[Hashable, None], descriptors: _Descriptors) -> None:
-        self._key = key
-        self._rung = rung
-        self._descriptors = descriptors  # not the observer, which refers to the bells
+    key: Hashable
+    rung: dict[Hashable, None]
+    descriptors: _Descriptors  # not the observer, which refers to the bells
 
     def wake(self) -> None:
-        self._rung[self._key] = None
-        self._descriptors.wake()
+        self.rung[self.key] = None
+        self.descriptors.wake()
 
 
 class Observer(_Sleeper):
@@ -165,22 +192,11 @@ class Observer(_Sleeper):
     """
 
     def __init__(self, *, use_inotify: bool = True) -> None:
-        super().__init__()
-        assert self._open is not None
-        self._keys: dict[int, tuple[Hashable, str, int]] = {}  # by watch: key, path, and mask of events
-        self._watches: dict[Hashable, int] = {}  # -1: the system will not report its changes
+        super().__init__(use_inotify=use_inotify)
         self._bells: dict[Hashable, _Bell] = {}
         self._rung: dict[Hashable, None] = {}
         self._all = False  # a change may have been missed
         self._woken_at = monotonic()
-        self._libc: Any = _inotify(self._open) if use_inotify and sys.platform == "linux" else None
-        if self._libc is not None:
-            self._poll.register(self._open.inotify, select.POLLIN)
-
-    @property
-    def reports(self) -> bool:
-        """True if the system reports every change."""
-        return self._libc is not None
 
     def abandon(self) -> None:
         """Close the files in a forked child, where no thread uses them."""
@@ -194,10 +210,6 @@ class Observer(_Sleeper):
         if found is None:
             return []
         return [fd for fd in (found.wake_out, found.inotify) if fd >= 0]
-
-    def observe_file(self, key: Hashable, path: str) -> None:
-        """Report writes to the file. Earlier writes are not reported: look once more after this call."""
-        self._add(key, path, _IN_MODIFY | _IN_REPLACED)
 
     def observe_directory(self, key: Hashable, path: str) -> None:
         """Report files that are made, removed, renamed, written, or closed after writing in the directory."""
@@ -250,26 +262,9 @@ class Observer(_Sleeper):
         super().close()
         self._bells.clear()
 
-    def _add(self, key: Hashable, path: str, mask: int) -> None:
-        watch, descriptors = -1, self._open
-        if self._libc is not None and descriptors is not None:
-            watch = self._libc.inotify_add_watch(descriptors.inotify, os.fsencode(path), mask)
-            if watch >= 0:
-                self._keys[watch] = key, path, mask
-            else:  # the user's inotify watches are used up, or the file is gone
-                self._look_instead(descriptors)
-        self._watches[key] = watch
-
     def _has_events(self, descriptors: _Descriptors) -> bool:
         """True if a read returns immediately. Under eventlet a read without an answer would wait for ever."""
         return any(fd == descriptors.inotify for fd, _ in self._poll.poll(0))
-
-    def _look_instead(self, descriptors: _Descriptors) -> None:
-        """Stop relying on reports."""
-        self._poll.unregister(descriptors.inotify)
-        self._libc, fd, descriptors.inotify = None, descriptors.inotify, -1
-        self._keys.clear()
-        os.close(fd)
 
     def _parse(self, raw: bytes, found: dict[Hashable, set[str]]) -> None:
         for watch, mask, name in _events(raw):
@@ -302,7 +297,8 @@ def _events(raw: bytes) -> Iterator[tuple[int, int, str]]:
 def _inotify(descriptors: _Descriptors) -> Any:
     """The C library, with an inotify instance in `descriptors`; None if the system has no instance left."""
     try:
-        import ctypes  # imported here: it takes 10 ms, and only a follower needs it
+        with importing:
+            import ctypes  # imported here: it takes 10 ms, and only a follower needs it
 
         libc = ctypes.CDLL(None, use_errno=True)
     except (ImportError, OSError):  # an interpreter that was built without libffi, or without a shared C library
@@ -312,14 +308,3 @@ def _inotify(descriptors: _Descriptors) -> Any:
         return None
     descriptors.inotify = above_standard(fd)
     return libc
-
-
-def _watch(paths: list[str], descriptors: _Descriptors) -> bool:
-    """Let an inotify instance report writes to the files; False if the system has no instance left."""
-    libc = _inotify(descriptors)
-    fd = descriptors.inotify
-    mask = _IN_MODIFY | _IN_REPLACED
-    if libc is not None and any(libc.inotify_add_watch(fd, os.fsencode(path), mask) < 0 for path in paths):
-        descriptors.inotify = -1
-        os.close(fd)
-    return descriptors.inotify >= 0

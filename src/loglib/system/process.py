@@ -3,15 +3,6 @@
 Invariant: a forked child has abandoned its parent's handles before its own code runs, so it neither writes the
 parent's files nor unlocks them. A process that ends normally has closed its topics. This module keeps no handle alive.
 
-    fork_lock         a lock that a fork waits for
-    in_child          methods that a forked child calls, one kind of handle after the other
-    PerProcess        a value that each process makes for itself: a pool of threads, a session
-    leave_parent      calls them early, for a callback of the fork that comes before this module's
-    at_exit           methods that are called at the end of the process
-    finish            makes each call exactly once, even after an error or an interrupt
-    try_each          makes one call for each item, even after an error
-    is_interrupting   True in a signal handler that has interrupted a call
-
 Forks: the fork lock that was made last is acquired first. The kinds of handles are abandoned in the order in which
 they were made. A module makes its kind after it has imported the modules that it builds on. So a child closes its
 copy of a partition's lock before the writer could unlock it.
@@ -35,12 +26,7 @@ from operator import call, length_hint
 from types import FrameType, ModuleType
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from ..errors import together
-
-__all__ = [
-    "Listeners", "PerProcess", "at_exit", "finish", "fork_lock", "forking", "in_child", "is_interrupting",
-    "leave_parent", "try_each",
-]  # fmt: skip
+from .failures import together
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +43,11 @@ class Listeners(Generic[P]):
         self._methods: set[weakref.WeakMethod[Callable[P, object]]] = set()
 
     def add(self, method: Callable[P, object]) -> None:
-        self._methods.add(weakref.WeakMethod(method, self._methods.discard))
+        self._methods.add(weakref.WeakMethod(method, self._forget))
+
+    def _forget(self, dead: weakref.WeakMethod[Callable[P, object]]) -> None:
+        if not sys.is_finalizing():  # then the method's function dies as well, and `WeakMethod` is told once more
+            self._methods.discard(dead)
 
     def discard(self, method: Callable[P, object]) -> None:
         self._methods.discard(weakref.WeakMethod(method))
@@ -120,6 +110,9 @@ def fork_lock() -> threading.RLock:
     return lock
 
 
+# Held for an import in a thread of loglib: a child that is forked meanwhile would wait for that thread for ever if it
+# imports the module, too.
+importing = fork_lock()
 forking: list[bool] = []  # not empty while a fork is under way, and in a child that has not left its parent
 _kinds: list[Listeners[[int]]] = []  # the kinds of handles; a kind comes before the kinds that build on it
 _pid = os.getpid()

@@ -19,8 +19,6 @@ from typing import NoReturn
 
 from ..errors import LogError
 
-__all__ = ["asker", "enter", "is_mine", "refuse"]
-
 
 def asker(lock: threading.RLock) -> Callable[[], bool]:
     """A function that returns True if the calling thread holds the lock. `threading.Condition` uses it, too."""

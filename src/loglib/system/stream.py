@@ -23,9 +23,7 @@ from .clock import monotonic
 from .files import REAL, Buffer
 from .not_copyable import NotCopyable
 from .notify import Observer
-from .poll import new_poll
-
-__all__ = ["PIECE_BYTES", "Stream"]
+from .system_calls import new_poll
 
 PIECE_BYTES = 1 << 20
 _MOST_WAITING_BYTES = 1 << 20  # taken in while this end writes; the peer's requests are far smaller

@@ -2,7 +2,12 @@
 
 Invariant: no other module of the package calls `os` for files. Another implementation overrides these methods only.
 
-Threads: no state, safe for all.
+No descriptor that the library opens keeps the number 0, 1 or 2. A service may have closed these. The system then gives
+them to the next file that is opened, and a C library that prints a warning to "standard error" would write it into a
+log. SQLite met this ("How to corrupt an SQLite database file", 2.3). So each new descriptor goes through
+`above_standard`. Only the command line opens these three (cli/streams.py), because it owns its process.
+
+Threads: no state, safe for all; a poll object belongs to one thread.
 """
 
 from __future__ import annotations
@@ -10,19 +15,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .descriptors import above_standard
-from .poll import new_poll
-
-__all__ = ["COPY_BYTES", "LACKS", "SYSTEM_CALLS", "Buffer", "SystemCalls"]
+from ..errors import LogError
 
 Buffer = bytes | bytearray | memoryview
 
 COPY_BYTES = 1 << 20  # a copy passes through this process in blocks of this size
 LACKS = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the errors for a call that a file system does not have
+_FIRST = 3  # the first descriptor after standard input, output and error
 
 
 def _open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -94,6 +98,7 @@ class SystemCalls:
     close = staticmethod(os.close)
     pread = staticmethod(os.pread)
     pwritev = staticmethod(_pwritev)  # may write fewer bytes than given
+    append = staticmethod(os.write)  # (a file of `Files.open_append`, data): at its end, whoever else appends
     ftruncate = staticmethod(os.ftruncate)
     datasync = staticmethod(_datasync)  # the file's bytes and size: synced
     drop_cached = staticmethod(_drop_cached)  # whole clean pages: the next read gets them from the disk
@@ -119,3 +124,61 @@ class SystemCalls:
 
 
 SYSTEM_CALLS = tuple(name for name in vars(SystemCalls) if not name.startswith("_"))
+
+
+# --- descriptors ------------------------------------------------------------------------------
+
+
+def above_standard(fd: int) -> int:
+    """The descriptor, if it is above 2. Otherwise close it, and return another one for the same open file."""
+    if fd >= _FIRST:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST)
+    finally:
+        os.close(fd)
+
+
+def nameless_file() -> int:
+    """A new temporary file for reading and writing. It is gone when it is closed."""
+    from tempfile import TemporaryFile  # imported here: only an archive in an object store needs it
+
+    with TemporaryFile(buffering=0) as file:
+        return above_standard(os.dup(file.fileno()))
+
+
+def new_poll() -> select.poll | _BySelect:
+    """The system's poll object, or one over `select.select`.
+
+    eventlet removes `select.poll` when it patches the standard library. Its `select.select` lets other greenlets run.
+    """
+    return select.poll() if hasattr(select, "poll") else _BySelect()
+
+
+class _BySelect:
+    """The methods of `select.poll` that are used. An error of a descriptor is reported as readable or writable."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[int, int] = {}
+
+    def register(self, fd: Any, eventmask: int, /) -> None:
+        self._wanted[fd if isinstance(fd, int) else fd.fileno()] = eventmask
+
+    def unregister(self, fd: Any, /) -> None:
+        del self._wanted[fd if isinstance(fd, int) else fd.fileno()]
+
+    def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
+        readers = [fd for fd, wanted in self._wanted.items() if wanted & select.POLLIN]
+        writers = [fd for fd, wanted in self._wanted.items() if wanted & select.POLLOUT]
+        seconds = None if timeout is None else max(timeout, 0) / 1000
+        try:
+            readable, writable, _ = select.select(readers, writers, [], seconds)
+        except ValueError as error:
+            raise LogError(
+                f"this process has no select.poll, as under eventlet, and select.select does not take descriptor "
+                f"{max(self._wanted)}: close files, or do not remove select.poll"
+            ) from error
+        found = dict.fromkeys(readable, select.POLLIN)
+        for fd in writable:
+            found[fd] = found.get(fd, 0) | select.POLLOUT
+        return list(found.items())

@@ -21,8 +21,6 @@ from .clock import monotonic
 from .files import Buffer
 from .stream import PIECE_BYTES, Stream
 
-__all__ = ["TlsStream", "client_context", "first_certificate", "server_context"]
-
 _RECORD_BYTES = 1 << 14  # TLS returns at most one record, which has at most this size
 _FIRST = (0x16, 0x15)  # the first byte from a peer that speaks TLS: of a handshake, or of an alert
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import pairwise
 from random import Random
@@ -33,8 +34,6 @@ from typing import Literal, NamedTuple
 
 from ..system.files import Buffer
 from .memory import MemoryFiles, Node
-
-__all__ = ["CrashFS", "CrashState", "Image", "Mode", "Operation", "crash_states"]
 
 SECTOR_BYTES = 512
 PAGE_SECTORS = 8
@@ -60,25 +59,20 @@ class Operation(NamedTuple):
     target_parent: int = 0
 
     def __str__(self) -> str:
-        match self.name:
-            case "write":
-                return f"write {self.path} [{self.position}, {self.position + len(self.data)})"
-            case "truncate":
-                return f"truncate {self.path} to {self.position}"
-            case "rename":
-                return f"rename {self.path} to {self.target}"
-            case "link":
-                return f"link {self.path} to {self.target}"
-            case name:
-                return f"{name} {self.path}"
+        text = f"{self.name} {self.path}"
+        if self.name == "write":
+            return f"{text} [{self.position}, {self.position + len(self.data)})"
+        if self.name == "truncate":
+            return f"{text} to {self.position}"
+        return f"{text} to {self.target}" if self.target else text
 
 
+@dataclass(slots=True, eq=False)
 class Image:
     """The contents of a disk: the bytes of each file and the names in each directory, by node number."""
 
-    def __init__(self, contents: dict[int, bytes], names: dict[int, dict[str, int]]) -> None:
-        self.contents = contents
-        self.names = names
+    contents: dict[int, bytes]
+    names: dict[int, dict[str, int]]
 
     @classmethod
     def empty(cls) -> Image:
@@ -92,7 +86,7 @@ class Image:
         number = _ROOT
         for path, content in tree.items():
             directory = _ROOT
-            *parents, name = path.strip("/").split("/") if not path.endswith("/") else [*path.strip("/").split("/"), ""]
+            *parents, name = path.lstrip("/").split("/")  # no name after a / at the end
             for each in parents:
                 if each not in image.names[directory]:
                     number += 1
@@ -303,31 +297,28 @@ def _random_tear(operation: Operation, choose: Random) -> Tear:
     return tear if tear.strip("N") else ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Disk:
     """A disk at one instant: the durable contents, and the pending operations."""
 
-    def __init__(self, before: Image, operations: list[Operation], mode: Mode) -> None:
-        self.operations = operations
-        self.mode = mode
-        self.image_durable = before
-        self.durable = 0  # the durable operations, one bit per operation
-        self.pending: tuple[int, ...] = ()
+    durable_image: Image
+    operations: list[Operation]
+    mode: Mode
+    durable: int = 0  # the durable operations, one bit per operation
+    pending: tuple[int, ...] = ()
 
     def after(self, number: int) -> _Disk:
         """The disk after this operation, too."""
         operation = self.operations[number]
-        disk = _Disk(self.image_durable, self.operations, self.mode)
-        disk.durable = self.durable
         if operation.name != "sync":
-            disk.pending = (*self.pending, number)
-            return disk
+            return replace(self, pending=(*self.pending, number))
         settled = self._settled_by(operation)
-        disk.pending = tuple(each for each in self.pending if each not in settled)
-        if settled:
-            disk.image_durable = self.image(tuple(each for each in self.pending if each in settled), {})
-            for each in settled:
-                disk.durable |= 1 << each
-        return disk
+        if not settled:
+            return self
+        image = self.image(tuple(each for each in self.pending if each in settled), {})
+        pending = tuple(each for each in self.pending if each not in settled)
+        durable = self.durable | sum(1 << each for each in settled)
+        return replace(self, durable_image=image, durable=durable, pending=pending)
 
     def _settled_by(self, sync: Operation) -> set[int]:
         """The pending operations that a sync of this file or directory makes durable."""
@@ -347,7 +338,7 @@ class _Disk:
 
     def image(self, kept: tuple[int, ...], torn: dict[int, Tear]) -> Image:
         """The contents of the disk if these pending operations have reached it."""
-        contents, names = self.image_durable.contents.copy(), self.image_durable.names.copy()
+        contents, names = self.durable_image.contents.copy(), self.durable_image.names.copy()
         for number in kept:
             operation = self.operations[number]
             name, node = operation.name, operation.node
@@ -356,26 +347,28 @@ class _Disk:
             elif name == "truncate":
                 content, size = contents.get(node, b""), operation.position
                 contents[node] = content[:size] if size <= len(content) else content + bytes(size - len(content))
-            elif name == "create" or name == "mkdir":
-                names[operation.parent] = names.get(operation.parent, {}) | {_last(operation.path): node}
+            elif name in ("create", "mkdir"):
+                _add_name(names, operation.parent, operation.path, node)
                 if name == "mkdir":
                     names.setdefault(node, {})
-            elif name == "link":
-                _add_name(names, operation)
             else:
-                kept_names = names.get(operation.parent, {}).copy()
-                if kept_names.get(_last(operation.path)) == node:
-                    del kept_names[_last(operation.path)]
-                names[operation.parent] = kept_names
-                if name == "rename":
-                    _add_name(names, operation)
+                if name != "link":
+                    _remove_name(names, operation.parent, operation.path, node)
+                if operation.target:
+                    _add_name(names, operation.target_parent, operation.target, node)
         return Image(contents, names)
 
 
-def _add_name(names: dict[int, dict[str, int]], operation: Operation) -> None:
-    """The new name of a rename or link has reached the disk."""
-    directory = operation.target_parent
-    names[directory] = names.get(directory, {}) | {_last(operation.target): operation.node}
+def _add_name(names: dict[int, dict[str, int]], directory: int, path: str, node: int) -> None:
+    names[directory] = names.get(directory, {}) | {_last(path): node}
+
+
+def _remove_name(names: dict[int, dict[str, int]], directory: int, path: str, node: int) -> None:
+    """Remove a name, unless it is another node's by now."""
+    kept = names.get(directory, {}).copy()
+    if kept.get(_last(path)) == node:
+        del kept[_last(path)]
+    names[directory] = kept
 
 
 def _written(content: bytes, operation: Operation, tear: Tear | None) -> bytes:

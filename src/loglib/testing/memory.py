@@ -15,13 +15,12 @@ import fcntl
 import os
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NoReturn
 
 from ..system.files import REAL, Buffer, Files
-
-__all__ = ["MemoryFiles", "Node"]
 
 _FIRST_FD = 1 << 30  # above all descriptors of the system, so that a wrong descriptor is refused
 _ROOT = 1
@@ -30,31 +29,27 @@ _ENDLESS = 1 << 50
 _WRITABLE = os.O_WRONLY | os.O_RDWR
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """A file with `data`, or a directory with `entries`."""
 
-    __slots__ = ("data", "entries", "holder", "links", "mode", "number", "sharers")
-
-    def __init__(self, number: int, mode: int, data: bytes | bytearray, entries: dict[str, Node] | None) -> None:
-        self.number = number
-        self.mode = mode
-        self.data = data  # bytes until the first change, because file systems of one image share them
-        self.entries = entries
-        self.links = 1  # number of names; 0 after it is removed (it may still be open)
-        self.holder = 0  # the open file that has the exclusive lock
-        self.sharers: frozenset[int] = frozenset()  # the open files that share the lock
+    number: int
+    mode: int
+    data: bytes | bytearray  # bytes until the first change, because file systems of one image share them
+    entries: dict[str, Node] | None
+    links: int = 1  # number of names; 0 after it is removed (it may still be open)
+    holder: int = 0  # the open file that has the exclusive lock
+    sharers: frozenset[int] = frozenset()  # the open files that share the lock
 
 
+@dataclass(slots=True, eq=False)
 class _Open:
     """An open file, which a descriptor stands for."""
 
-    __slots__ = ("flags", "node", "path", "position")
-
-    def __init__(self, node: Node, path: str, flags: int) -> None:
-        self.node = node
-        self.path = path
-        self.flags = flags
-        self.position = 0
+    node: Node
+    path: str
+    flags: int
+    position: int = 0
 
 
 class MemoryFiles(Files):
@@ -79,9 +74,7 @@ class MemoryFiles(Files):
 
     def tree(self) -> dict[str, bytes]:
         """The content of every file, by its path."""
-        found: dict[str, bytes] = {}
-        _collect(self._root, "", found)
-        return found
+        return dict(_contents(self._root, ""))
 
     def kill(self) -> None:
         """End the simulated process: its descriptors and locks are gone, but its writes stay."""
@@ -164,6 +157,10 @@ class MemoryFiles(Files):
             self._changed("write", opened.path, node, position=position, data=data)
             return len(data)
 
+    def append(self, fd: int, data: Buffer) -> int:  # type: ignore[override]
+        with self._lock:
+            return self.pwritev(fd, [data], len(self._writable(fd).node.data))
+
     def ftruncate(self, fd: int, size: int) -> None:
         opened = self._writable(fd, errno.EINVAL)
         with self._lock:
@@ -241,9 +238,7 @@ class MemoryFiles(Files):
 
     def link(self, path: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:  # type: ignore[override]
         with self._lock:
-            path, parent, _, node = self._find(path, src_dir_fd)
-            if node is None:
-                _refuse(errno.ENOENT, path)
+            path, parent, _, node = self._find_existing(path, src_dir_fd)
             target, target_parent, target_name, taken = self._find(target, dst_dir_fd)
             if taken is not None:
                 _refuse(errno.EEXIST, target)
@@ -257,9 +252,7 @@ class MemoryFiles(Files):
 
     def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         with self._lock:
-            path, parent, name, node = self._find(path, dir_fd)
-            if node is None:
-                _refuse(errno.ENOENT, path)
+            path, parent, name, node = self._find_existing(path, dir_fd)
             if node.entries is not None:
                 _refuse(errno.EISDIR, path)
             del _entries(parent)[name]
@@ -275,12 +268,8 @@ class MemoryFiles(Files):
 
     def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
         with self._lock:
-            path, parent, name, node = self._find(path, dir_fd)
-            if node is None:
-                _refuse(errno.ENOENT, path)
-            if node.entries is None:
-                _refuse(errno.ENOTDIR, path)
-            if node.entries:
+            path, parent, name, node = self._find_existing(path, dir_fd)
+            if _entries(node, path):
                 _refuse(errno.ENOTEMPTY, path)
             del _entries(parent)[name]
             node.links -= 1
@@ -361,6 +350,13 @@ class MemoryFiles(Files):
             _refuse(errno.ENOTDIR, path)
         return path, directory, name, directory.entries.get(name)
 
+    def _find_existing(self, path: str | os.PathLike[str], dir_fd: int | None) -> tuple[str, Node, str, Node]:
+        """As `_find`. ENOENT if there is no node."""
+        whole, directory, name, node = self._find(path, dir_fd)
+        if node is None:
+            _refuse(errno.ENOENT, whole)
+        return whole, directory, name, node
+
     def _walk(self, path: str) -> tuple[Node, str]:
         """The directory of the path's last name, and that name. Caches the directory."""
         parts = [part for part in path.split("/") if part and part != "."]
@@ -384,10 +380,7 @@ class MemoryFiles(Files):
         return trail[-1], last
 
     def _named(self, path: str | os.PathLike[str], dir_fd: int | None = None) -> Node:
-        *_, node = self._find(path, dir_fd)
-        if node is None:
-            _refuse(errno.ENOENT, path)
-        return node
+        return self._find_existing(path, dir_fd)[-1]
 
     def _named_or_open(self, path: str | os.PathLike[str] | int) -> Node:
         return self._opened(path).node if isinstance(path, int) else self._named(path)
@@ -428,12 +421,12 @@ def _facts(node: Node) -> os.stat_result:
     return os.stat_result((node.mode, node.number, 0, links, 0, 0, len(node.data), 0, 0, 0))
 
 
-def _collect(node: Node, path: str, found: dict[str, bytes]) -> None:
+def _contents(node: Node, path: str) -> Iterator[tuple[str, bytes]]:
     if node.entries is None:
-        found[path] = bytes(node.data)
+        yield path, bytes(node.data)
     else:
         for name in sorted(node.entries):
-            _collect(node.entries[name], f"{path}/{name}", found)
+            yield from _contents(node.entries[name], f"{path}/{name}")
 
 
 def _refuse(error: int, path: Any = None) -> NoReturn:

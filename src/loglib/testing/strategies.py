@@ -21,13 +21,10 @@ from hypothesis.strategies import SearchStrategy
 
 from ..config.policies import FlushPolicy, Retention
 
-__all__ = ["Call", "batches", "keys", "policies", "records", "values", "workloads"]
-
 # The name of a method of `Topic`, and its arguments.
 Call = tuple[str, dict[str, Any]]
 
-_FIRST_TIME = -(1 << 60)
-_LAST_TIME = 1 << 60  # about 36,000 years before and after 1970
+_TIMESTAMPS = st.integers(-(1 << 60), 1 << 60)  # about 36,000 years before and after 1970
 
 
 def values(*, max_bytes: int = 100) -> SearchStrategy[bytes | None]:
@@ -45,15 +42,11 @@ def _headers() -> SearchStrategy[list[tuple[str, bytes]]]:
     return st.lists(st.tuples(name, st.binary(max_size=10)), max_size=3)
 
 
-def _timestamps() -> SearchStrategy[int]:
-    return st.integers(_FIRST_TIME, _LAST_TIME)
-
-
 def records(*, max_bytes: int = 100) -> SearchStrategy[dict[str, Any]]:
     """Arguments of `append`: a value, and any of key, timestamp and headers."""
     return st.fixed_dictionaries(
         {"value": values(max_bytes=max_bytes)},
-        optional={"key": keys(), "timestamp": _timestamps(), "headers": _headers()},
+        optional={"key": keys(), "timestamp": _TIMESTAMPS, "headers": _headers()},
     )
 
 
@@ -66,7 +59,7 @@ def batches(draw: st.DrawFn, *, max_records: int = 20, max_bytes: int = 100) -> 
         return draw(st.lists(of, min_size=size, max_size=size))
 
     batch: dict[str, Any] = {"values": column(values(max_bytes=max_bytes))}
-    for name, of in (("keys", keys()), ("timestamps", _timestamps()), ("headers", _headers())):
+    for name, of in (("keys", keys()), ("timestamps", _TIMESTAMPS), ("headers", _headers())):
         if draw(st.booleans()):
             batch[name] = column(of)
     return batch
@@ -78,10 +71,11 @@ def policies() -> SearchStrategy[dict[str, Any]]:
     No policy depends on the clock, so no thread is started and a failure can be repeated.
     """
     counts = st.none() | st.integers(1, 10)
+    sizes = st.none() | st.integers(1, 10).map(lambda count: 100 * count)
     return st.fixed_dictionaries(
         {
             "partitions": st.integers(1, 3),
-            "flush": st.builds(FlushPolicy, records=counts, interval=st.none(), bytes=counts.map(_hundreds)),
+            "flush": st.builds(FlushPolicy, records=counts, interval=st.none(), bytes=sizes),
             "retention": st.just(Retention(age=None)),
             "segment_age": st.none(),
             "segment_bytes": st.sampled_from([4096, 8192, 1 << 20]),
@@ -95,20 +89,12 @@ def policies() -> SearchStrategy[dict[str, Any]]:
     )
 
 
-def _hundreds(count: int | None) -> int | None:
-    return None if count is None else 100 * count
-
-
 def workloads(*, max_calls: int = 10) -> SearchStrategy[list[Call]]:
     """Calls of a topic's methods, in order."""
     calls = st.one_of(
         st.tuples(st.just("append"), records()),
-        st.tuples(st.just("append"), records().map(_synced)),
+        st.tuples(st.just("append"), records().map(lambda record: record | {"sync": True})),
         st.tuples(st.just("append_many"), batches()),
         st.just(("flush", dict[str, Any]())),
     )
     return st.lists(calls, max_size=max_calls)
-
-
-def _synced(record: dict[str, Any]) -> dict[str, Any]:
-    return record | {"sync": True}

@@ -20,23 +20,10 @@ from typing import Any, NamedTuple
 from ..system.files import REAL, Buffer, Files
 from ..system.files_wrapper import FilesWrapper
 
-__all__ = [
-    "CHANGES",
-    "Call",
-    "DyingFiles",
-    "FaultyFiles",
-    "FullDisk",
-    "Killed",
-    "RecordingFiles",
-    "ShortWrites",
-    "UnsyncedFiles",
-    "WatchedFiles",
-]
-
 # The calls that change the disk or make changes durable.
 CHANGES = (
-    "create", "pwritev", "copy_file_range", "ftruncate", "datasync", "fsync", "rename", "link", "unlink", "mkdir",
-    "rmdir",
+    "create", "pwritev", "append", "copy_file_range", "ftruncate", "datasync", "fsync", "rename", "link", "unlink",
+    "mkdir", "rmdir",
 )  # fmt: skip
 _TWO_PATHS = ("rename", "link")
 
@@ -180,6 +167,14 @@ class FullDisk(WatchedFiles):
         if not fits:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written = self.inner.pwritev(fd, [fits], position)
+        self.room -= written
+        return written
+
+    def append(self, fd: int, data: Buffer) -> int:  # type: ignore[override]
+        fits = bytes(data)[: self.room]
+        if not fits:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self.inner.append(fd, fits)
         self.room -= written
         return written
 

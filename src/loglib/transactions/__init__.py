@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING
 
 from ..config.lazy import lazily
 
-if TYPE_CHECKING:
-    from .transaction import Transaction, expire_apps, last_version, recover_transactions
+if TYPE_CHECKING:  # "as" makes a name public for type checkers
+    from .transaction import Transaction as Transaction
+    from .transaction import expire_apps as expire_apps
+    from .transaction import last_version as last_version
+    from .transaction import recover_transactions as recover_transactions
 
-__all__ = ["Transaction", "expire_apps", "last_version", "recover_transactions"]
-
-__getattr__, __dir__ = lazily(
+__getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         ".transaction": "Transaction expire_apps last_version recover_transactions",

@@ -14,6 +14,9 @@ may die at any instant, and another process continues.
 
 A number that must wait for an owner that does not answer holds up only the later numbers of its partitions.
 
+Who waits for a partition that processes share has no other one meanwhile. Otherwise two processes could wait for each
+other. So the process's own partitions come first, and the writers that were made for others are closed before it waits.
+
 Threads: an `Applier` belongs to one thread. Any number may exist.
 """
 
@@ -24,7 +27,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import partial
+from functools import cache, partial
 
 from ..append.section_writer import Piece, SectionWriter, apply_section
 from ..append.tail import Txn
@@ -51,10 +54,8 @@ from .fit import Target, store_number
 from .group_commits import parsed
 from .manifest import Manifest, Section
 from .notifications import notify
-from .staging import HEADERS, STAGING, header_in, read_headers, read_section, remove_attempt, sweep
+from .staging import HEADERS, STAGING, each_header, read_headers, read_section, remove_attempt, sweep
 from .store import Store
-
-__all__ = ["Applier", "end_hold", "pending_for", "sweep_staging", "topic_of"]
 
 logger = logging.getLogger("loglib")
 
@@ -111,8 +112,8 @@ class Applier(NotCopyable):
         self._made: dict[Target, SectionWriter] = {}  # writers of partitions that nobody holds
         self._locked: dict[str, Lock] = {}  # topics of these writers: an opening waits for the lock
         self._notified: dict[str, float] = {}  # when the writers of a topic were last notified
-        self._own_of: dict[Target, SectionWriter | None] = {}  # the writer in `own`, if there is one
-        self._paths: dict[tuple[str, bytes], str] = {}  # of topics, by path and log id in a section
+        self._find_own = cache(partial(_find, files, own))
+        self._topic_of = cache(partial(topic_of, store))  # of a section, by its path and log id of the topic
 
     def run(self, timeout_s: float, *, wanted: int = 0) -> None:
         """Apply the pending transactions. `CommitPendingError` if the number `wanted` cannot be done in time.
@@ -159,15 +160,19 @@ class Applier(NotCopyable):
             while self._made:  # these first
                 ends.callback(self._made.popitem()[1].close)
 
+    def _close_for(self, writer: SectionWriter) -> None:
+        """Close the writers that were made, if this one may have to wait for its partition."""
+        if writer.takes_turns:
+            self._close()
+
     # --- one transaction -----------------------------------------------------------------------------
 
     def _apply(self, manifest: Manifest, deadline: float) -> None:
-        waiting = self._sections(manifest)
+        sections = self._sections(manifest)
+        waiting = sorted(sections, key=lambda target: self._find_own(target) is None)
         nap = _NAP_S
         while True:
-            for target, sections in list(waiting.items()):
-                if self._apply_section(manifest, target, sections):
-                    del waiting[target]
+            waiting = [each for each in waiting if not self._apply_section(manifest, each, sections[each], deadline)]
             if not waiting:
                 break
             if monotonic() > deadline:
@@ -180,23 +185,22 @@ class Applier(NotCopyable):
         self._release(manifest)
         self._remove_staging(manifest)
 
-    def _topic_of(self, section: Section) -> str:
-        key = section.topic, section.log_id
-        if key not in self._paths:
-            self._paths[key] = topic_of(self._store, *key)
-        return self._paths[key]
-
     def _sections(self, manifest: Manifest) -> dict[Target, list[Section]]:
         """The sections of each partition, in order."""
         sections: dict[Target, list[Section]] = {}
         for section in manifest.sections:
-            topic = self._topic_of(section)
+            topic = self._topic_of(section.topic, section.log_id)
             target = Target(topic, Identity.of(section.log_id, section.partition))
             sections.setdefault(target, []).append(section)
         return sections
 
-    def _apply_section(self, manifest: Manifest, target: Target, sections: list[Section]) -> bool:
-        """Apply the sections of one partition. False if its writer, in another process, has not done it yet."""
+    def _apply_section(
+        self, manifest: Manifest, target: Target, sections: list[Section], deadline: float | None = None
+    ) -> bool:
+        """Apply the sections of one partition. False if its writer, in another process, has not done it yet.
+
+        `LockedError` if other processes keep a shared partition until the deadline; by default as long as appends wait.
+        """
         described = topic_file.read(self._files, target.topic_path)
         if described is None or described[0] != target.identity.log_id:
             logger.error(
@@ -212,9 +216,11 @@ class Applier(NotCopyable):
                 self._notified[target.topic_path] = monotonic()
                 notify(self._files, target.topic_path)
             return False
-        self._end_hold(writer, manifest)
         pieces = [self._piece(manifest, target, each) for each in sections]
-        apply_section(writer, Txn(manifest.number, manifest.id, store_number(self._store.id)), pieces)
+        self._close_for(writer)
+        with writer.settling(wait_s=None if deadline is None else max(deadline - monotonic(), 0.0)):
+            self._end_hold(writer, manifest)
+            apply_section(writer, Txn(manifest.number, manifest.id, store_number(self._store.id)), pieces)
         return True
 
     def apply_own(self, manifest: Manifest) -> None:
@@ -223,11 +229,14 @@ class Applier(NotCopyable):
             if self._find_own(target) is not None:
                 self._apply_section(manifest, target, sections)
 
-    def release_own(self) -> None:
-        """End the holds of this process's writers whose transactions are done, or unknown to the store."""
-        for writer in self._own:
-            if (mark := writer.disk.mark).held_txn and not self._is_pending(mark):
-                end_hold(writer)
+    def release_own(self, writers: Iterable[SectionWriter] | None = None) -> None:
+        """End the holds of this process's writers whose transactions are done, or unknown to the store.
+
+        `writers`: those of them to look at.
+        """
+        for writer in self._own if writers is None else writers:
+            if (mark := writer.published()).held_txn and not self._is_pending(mark):
+                end_hold(writer, mark)
 
     def _end_hold(self, writer: SectionWriter, manifest: Manifest) -> None:
         """End the hold of an earlier transaction, which must not be pending."""
@@ -235,7 +244,7 @@ class Applier(NotCopyable):
         if mark.held_txn and (mark.held_txn, mark.held_id) != (manifest.number, manifest.id):
             if self._is_pending(mark):
                 raise CommitPendingError(manifest.number, f"transaction {mark.held_txn} in {writer.directory}")
-            end_hold(writer)
+            _end_hold(writer, mark)
 
     def _is_pending(self, mark: Mark) -> bool:
         """True if the transaction that is held is pending. Its number may name another one in this store."""
@@ -264,15 +273,6 @@ class Applier(NotCopyable):
             copy_role.check_leader(self._files, target.topic_path)
         return writer
 
-    def _find_own(self, target: Target) -> SectionWriter | None:
-        if target not in self._own_of:
-            self._own_of[target] = None
-            candidates = [each for each in self._own if each.partition == target.partition]
-            if candidates:
-                with suppress(FileNotFoundError), Directory.open(self._files, target.topic_path) as topic:
-                    self._own_of[target] = next((each for each in candidates if each.is_in(topic)), None)
-        return self._own_of[target]
-
     def _is_applied(self, manifest: Manifest, target: Target) -> bool:
         """True if the partition's writer has applied the transaction, and this is synced."""
         path = os.path.join(target.directory, WATERMARK)
@@ -284,12 +284,20 @@ class Applier(NotCopyable):
     def _release(self, manifest: Manifest) -> None:
         """End the holds and wake the readers, which then no longer ask the store."""
         topics = set()
+        own: dict[SectionWriter, str] = {}
         for target in self._sections(manifest):
-            writer = self._find_own(target) or self._made.get(target)
-            if writer is None:
-                topics.add(target.topic_path)
+            if (writer := self._find_own(target)) is not None:
+                own[writer] = target.topic_path
+            elif (made := self._made.get(target)) is not None:
+                made.release(manifest.number)
             else:
+                topics.add(target.topic_path)
+        for writer, path in own.items():
+            try:
+                self._close_for(writer)
                 writer.release(manifest.number)
+            except LockedError:  # the process that has the partition ends the hold
+                topics.add(path)
         for path in topics:
             notify(self._files, path)
 
@@ -302,8 +310,10 @@ class Applier(NotCopyable):
             if manifest.frames is None:
                 raise CorruptLogError(path, 0, "damaged records after its line", "those that its line describes")
             frames = memoryview(manifest.frames)[section.at : section.at + section.size_bytes]
-            read = partial(_slice, frames)
-            batches = partial(read_section, read, section.size_bytes, identity, path, at=section.at)
+            batches = partial(
+                read_section, lambda at, size: bytes(frames[at : at + size]), section.size_bytes, identity, path,
+                at=section.at,
+            )  # fmt: skip
             return Piece(section.batches, batches, path, list)
         path = os.path.join(target.topic_path, section.file)
         headers = partial(self._headers_of_segment, path, section, identity)
@@ -313,8 +323,10 @@ class Applier(NotCopyable):
         headers = self._copied_headers(path, section) if section.is_segment else None
         fd = self._files.open_read(path)
         try:
-            read = partial(_read_at, self._files, fd, section.at)
-            yield from read_section(read, section.size_bytes, identity, path, at=section.at, headers=headers)
+            yield from read_section(
+                lambda at, size: self._files.read_at(fd, size, section.at + at), section.size_bytes, identity, path,
+                at=section.at, headers=headers,
+            )  # fmt: skip
         finally:
             self._files.close(fd)
 
@@ -323,8 +335,8 @@ class Applier(NotCopyable):
         is_whole = section.at == SEGMENT_HEADER_BYTES and _attempt(section) is not None
         if not section.is_segment or not is_whole or self._files.facts(path).st_size != section.at + section.size_bytes:
             return []
-        read = partial(header_in, self._copied_headers(path, section))
-        return list(read_headers(read, section.size_bytes, identity, path, at=section.at))
+        copied = each_header(self._copied_headers(path, section))
+        return list(read_headers(lambda _: next(copied, b""), section.size_bytes, identity, path, at=section.at))
 
     def _copied_headers(self, path: str, section: Section) -> bytes:
         fd = self._files.open_read(path + HEADERS)
@@ -335,7 +347,7 @@ class Applier(NotCopyable):
         for section in manifest.sections:
             attempt = _attempt(section)
             if attempt is not None:
-                remove_attempt(self._files, self._topic_of(section), attempt)
+                remove_attempt(self._files, self._topic_of(section.topic, section.log_id), attempt)
 
     # --- commits of groups -----------------------------------------------------------------------------
 
@@ -347,7 +359,7 @@ class Applier(NotCopyable):
             groups.setdefault((topic_path, each.group), {}).update(parsed(each))
         for (topic_path, group), entries in groups.items():
             if (topic_path, group) in self._own_offsets:
-                self._append(self._own_offsets[topic_path, group], entries)
+                self._own_offsets[topic_path, group].append(entries).sync()  # with any durability
                 continue
             described = topic_file.read(self._files, topic_path)
             directory = os.path.join(topic_path, GROUPS, group, "offsets")
@@ -360,10 +372,16 @@ class Applier(NotCopyable):
                 clock=self._clock,
             )  # fmt: skip
             with closing(offsets):
-                self._append(offsets, entries)
+                offsets.append(entries).sync()
 
-    def _append(self, offsets: Offsets, entries: Entries) -> None:
-        offsets.append(entries).sync()  # with any durability
+
+def _find(files: Files, writers: Sequence[SectionWriter], target: Target) -> SectionWriter | None:
+    """The writer of the partition among these, if there is one."""
+    candidates = [each for each in writers if each.partition == target.partition]
+    if candidates:
+        with suppress(FileNotFoundError), Directory.open(files, target.topic_path) as topic:
+            return next((each for each in candidates if each.is_in(topic)), None)
+    return None
 
 
 def sweep_staging(store: Store, topic_paths: Iterable[str], *, now: int, attempts: Iterable[str] = ()) -> None:
@@ -382,29 +400,28 @@ def _attempt(section: Section) -> str | None:
     return attempt if first == STAGING and attempt.isalnum() and "/" not in name else None
 
 
-def _slice(frames: memoryview, at: int, size: int) -> bytes:
-    return bytes(frames[at : at + size])
-
-
-def _read_at(files: Files, fd: int, start: int, at: int, size: int) -> bytes:
-    return files.read_at(fd, size, start + at)
-
-
 def pending_for(number: int, error: Exception) -> CommitPendingError:
     """The error for a failure after the commit point; the transaction is committed."""
     return error if isinstance(error, CommitPendingError) else CommitPendingError(number, f"an error to go: {error}")
 
 
-def end_hold(writer: SectionWriter) -> None:
-    """End the hold of a transaction that is done, or that the store does not have.
+def end_hold(writer: SectionWriter, seen: Mark) -> None:
+    """End the hold that this mark has, of a transaction that is done, or that the store does not have.
 
-    `CorruptLogError` if the log has a part of it, which no process can finish.
+    Another process may have ended it, and begun the next one, before this one has the partition. `CorruptLogError` if
+    the log has a part of the transaction, which no process can finish.
     """
-    mark = writer.disk.mark
+    with writer.settling():
+        if writer.disk.mark.held == seen.held:
+            _end_hold(writer, writer.disk.mark)
+
+
+def _end_hold(writer: SectionWriter, mark: Mark) -> None:
+    """End the hold that the writer has. The caller is in `settling`."""
     if mark.applied_txn != mark.held_txn:
         extent = Extent.among(writer.section_headers(mark.held_from), mark.held_txn, mark.held_id)
         if extent == Extent.PART:
             raise unfinishable(writer.directory, mark)
         if extent == Extent.WHOLE:
             writer.end_section()
-    writer.release(mark.held_txn)
+    writer.end_hold(mark.held_txn)

@@ -35,8 +35,6 @@ from ..system.lock import is_free, try_acquire
 from .notifications import request_ack
 from .store import Store
 
-__all__ = ["Target", "check_writers", "make_fit", "numbers_of", "store_number"]
-
 _NAP_S = 0.001
 
 

@@ -25,8 +25,6 @@ from ..log.store_pointer import read_pointer
 from .manifest import Fence, GroupCommit
 from .store import Store, open_store
 
-__all__ = ["StoreFence", "leave_mark", "parsed", "stored"]
-
 _MARK = "transacted"
 
 
@@ -40,18 +38,16 @@ def leave_mark(directory: GroupDirectory) -> None:
 
 
 class StoreFence:
-    """The fence of a group's generations in the store of its transactions, which it keeps open."""
+    """The `GenerationFence` of a group, in the store of its transactions, which it keeps open."""
 
     def __init__(self) -> None:
         self._store: Store | None = None
 
     def known_generations(self, directory: GroupDirectory) -> Mapping[str, int]:
-        """The highest generation of each partition that is in a transaction or its fence, by its name in `owners`."""
         store, topic = self._find_store(directory)
         return {} if store is None else store.generations(topic, directory.name)
 
     def fence(self, directory: GroupDirectory, generations: Mapping[TopicPartition, int]) -> Entries:
-        """End the transactions of former owners, and return the commits of those that are not applied yet."""
         store, topic = self._find_store(directory)
         if store is None:
             return {}

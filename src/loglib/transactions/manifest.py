@@ -25,11 +25,6 @@ from ..format import checked_json
 from ..format.header import crc32c
 from ..log.transaction_numbers import MOST_BYTES
 
-__all__ = [
-    "AppState", "Checkpoint", "Fence", "GroupCommit", "Manifest", "Section", "decode", "decode_checkpoint",
-    "decode_store", "encode", "encode_checkpoint", "encode_store",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 
@@ -256,22 +251,16 @@ def _maybe(kind: Callable[[Any], T], value: Any) -> T | None:
     return None if value is None else kind(value)
 
 
-def _exactly(kind: type[T], value: Any) -> T:
-    if type(value) is not kind:  # `True` is no integer here
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
-    return value
+def _exactly(kind: type[T]) -> Callable[[Any], T]:
+    def check(value: Any) -> T:
+        if type(value) is not kind:  # `True` is no integer here
+            raise TypeError(f"{value!r} is not of type {kind.__name__}")
+        return value
+
+    return check
 
 
-def _text(value: Any) -> str:
-    return _exactly(str, value)
-
-
-def _whole(value: Any) -> int:
-    return _exactly(int, value)
-
-
-def _flag(value: Any) -> bool:
-    return _exactly(bool, value)
+_text, _whole, _flag = _exactly(str), _exactly(int), _exactly(bool)
 
 
 def _count(value: Any) -> int:

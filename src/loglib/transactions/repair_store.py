@@ -43,9 +43,6 @@ from .manifest import Checkpoint, Manifest, decode, decode_checkpoint, decode_st
 from .manifest import encode_store as encode_description
 from .store import Store
 
-__all__ = ["is_store", "repair", "repair_store", "verify_store"]
-
-
 T = TypeVar("T")
 
 
@@ -57,7 +54,9 @@ class _Fault(NamedTuple):
     mend: Callable[[], str | None]  # returns the path of the file that was set aside
 
 
-def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None) -> RepairReport:
+def repair(
+    path: str | os.PathLike[str], *, dry_run: bool = False, accept: bool = False, progress: Progress | None = None
+) -> RepairReport:
     """Repair a damaged topic, so that it opens and is read past the damage. An intact topic does not change.
 
     Ranges of offsets that cannot be read are declared as gaps: all readers pass over them, log a warning and add them
@@ -72,17 +71,24 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: Pro
     set back to an older state, it continues above them. The versions of apps that it no longer knows can then be
     committed a second time.
 
+    With `accept` the loss of all gaps, also of those that were declared before, is accepted: they stay in
+    `VerifyReport.gaps`, and are in `VerifyReport.accepted`, too. `loglib verify`, `scrub` and `heal` then end with exit
+    code 0. A gap that grows must be accepted again. `ValueError` for a store, which has no gaps.
+
     `dry_run` changes nothing and reports what would be done. `progress` is called now and then with two numbers of
     bytes: those that are read, and all. Reads every partition twice.
 
-    Gaps inside sealed segments are declared also beside a writer. All other repairs raise `LockedError` if a process
-    writes the partition. Raises `LogError` if there is no topic, `CorruptLogError` for a partition of which nothing is
-    left, and `StorageIOError` if the disk fails to read: copy the files to another disk first.
+    Gaps inside sealed segments are declared also beside a writer. If another repair is needed in a partition that a
+    process writes, `LockedError` is raised after the other partitions were repaired; its `report` says what was done,
+    and its `holders` who has which partition. Raises `LogError` if there is no topic, `CorruptLogError` for a partition
+    of which nothing is left, and `StorageIOError` if the disk fails to read: copy the files to another disk first.
     """
     absolute = os.path.abspath(os.fsdecode(path))
     if is_store(REAL, absolute):
+        if accept:
+            raise ValueError(f"{absolute} is a store of transactions: it has no gaps that could be accepted")
         return repair_store(REAL, absolute, dry_run=dry_run, now=SYSTEM())
-    report = repair_topic(REAL, absolute, dry_run=dry_run, progress=progress)
+    report = repair_topic(REAL, absolute, dry_run=dry_run, accept=accept, progress=progress)
     return report._replace(repairs=(*report.repairs, *_raise_store(REAL, absolute, dry_run=dry_run, now=SYSTEM())))
 
 
@@ -101,31 +107,32 @@ def verify_store(files: Files, path: str) -> VerifyReport:
 
 def repair_store(files: Files, path: str, *, dry_run: bool, now: int) -> RepairReport:
     """Repair a store as `repair` says. `LockedError` if a process is applying transactions."""
-    repairs: list[Repair] = []
     lock = try_acquire(files, path)
     if lock is None:
         raise LockedError(path, "a process that applies transactions", advice="try again")
     try:
-        for fault in _Examination(files, path, now=now).faults():
-            kept = None if dry_run else fault.mend()
-            repairs.append(Repair(None, fault.damage.path, f"{fault.action} ({fault.damage.found})", kept=kept))
+        repairs = tuple(_repaired(_Examination(files, path, now=now).faults(), dry_run=dry_run))
     finally:
         lock.release()
-    return RepairReport(tuple(repairs), verify_store(files, path))
+    return RepairReport(repairs, verify_store(files, path))
 
 
-def _raise_store(files: Files, topic: str, *, dry_run: bool, now: int) -> list[Repair]:
+def _raise_store(files: Files, topic: str, *, dry_run: bool, now: int) -> Iterator[Repair]:
     """Let the topic's store, wherever it is, continue above the topic's numbers."""
-    repairs: list[Repair] = []
     with suppress(LogError, OSError):  # the store's own repair
         pointer, described = read_pointer(files, topic), topic_file.read(files, topic)
         if pointer is not None and described is not None and not is_lost(files, topic):
             path = os.path.normpath(pointer.path)
             with Store(files, path) as store:
-                for fault in _Examination(files, path, now=now).of_numbers(store, _targets(topic, *described)):
-                    kept = None if dry_run else fault.mend()
-                    repairs.append(Repair(None, path, f"{fault.action} ({fault.damage.found})", kept=kept))
-    return repairs
+                faults = _Examination(files, path, now=now).of_numbers(store, _targets(topic, *described))
+                yield from _repaired(faults, dry_run=dry_run)
+
+
+def _repaired(faults: Iterable[_Fault], *, dry_run: bool) -> Iterator[Repair]:
+    """Mend each fault before the next one is looked for, or with `dry_run` none."""
+    for fault in faults:
+        kept = None if dry_run else fault.mend()
+        yield Repair(None, fault.damage.path, f"{fault.action} ({fault.damage.found})", kept=kept)
 
 
 def _targets(topic: str, log_id: bytes, config: TopicConfig) -> Iterator[Target]:
@@ -144,7 +151,7 @@ class _Examination:
         """Yield the faults in the order in which they are mended."""
         yield from self._of_files()
         with suppress(LogError, OSError), Store(self._files, self._path) as store:  # else the files have a fault
-            yield from self.of_numbers(store, self._all_targets())
+            yield from self.of_numbers(store, (target for _, targets in self._topics() for target in targets))
             yield from self._of_topics(store)
 
     # --- files -------------------------------------------------------------------------------------------
@@ -212,28 +219,22 @@ class _Examination:
 
     def _stated_id(self) -> bytes:
         """The id that most topics name for this store."""
-        ids = Counter(pointer_id for _, _, pointer_id in self._topics())
+        ids = Counter(pointer_id for pointer_id, _ in self._topics())
         if not ids:
             raise CorruptLogError(self._path, 0, "no topic that names this store", "one, which has the store's id")
         return ids.most_common(1)[0][0]
 
     # --- topics ------------------------------------------------------------------------------------------
 
-    def _topics(self) -> Iterator[tuple[str, bytes, bytes]]:
-        """Path, log id and stated id of the store, for each topic beside the store that names it."""
+    def _topics(self) -> Iterator[tuple[bytes, Iterator[Target]]]:
+        """For each topic beside the store that names it: the id that it has for the store, and its partitions."""
         parent = os.path.dirname(self._path)
         for name in catalog.names(self._files, parent):
             path = os.path.join(parent, name)
             with suppress(CorruptLogError):
                 pointer, described = read_pointer(self._files, path), topic_file.read(self._files, path)
                 if pointer is not None and described is not None and os.path.normpath(pointer.path) == self._path:
-                    yield path, described[0], pointer.id
-
-    def _all_targets(self) -> Iterator[Target]:
-        for path, _, _ in self._topics():
-            described = topic_file.read(self._files, path)
-            if described is not None:
-                yield from _targets(path, *described)
+                    yield pointer.id, _targets(path, *described)
 
     def of_numbers(self, store: Store, targets: Iterable[Target]) -> Iterator[_Fault]:
         """The fault of a store that has not given the highest number of these partitions."""

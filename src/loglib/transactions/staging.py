@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 from ..append.batching import Load, chunks, encode_all
+from ..append.open_batch import OpenBatch
 from ..config.policies import TopicConfig
 from ..errors import CorruptLogError
 from ..format.chain import End
 from ..format.codec import codec_id
-from ..format.columns import Columns
 from ..format.header import (
     HEADER_BYTES,
     NO_PRODUCER,
@@ -44,16 +44,12 @@ from ..format.header import (
     parse_header,
     stamp,
 )
+from ..log.recovery import Tail
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
 from ..system.files import Buffer, Files
 from ..system.lock import Lock, is_free, try_acquire
 from ..system.not_copyable import NotCopyable
-
-__all__ = [
-    "HEADERS", "STAGING", "Portion", "Stage", "Staged", "directory_of", "header_in", "read_headers", "read_section",
-    "remove_attempt", "sweep", "sync_names",
-]  # fmt: skip
 
 STAGING = "staging"  # the subdirectory in a topic's directory
 HEADERS = ".headers"  # added to the name of a staged file
@@ -61,6 +57,7 @@ _SMALL_BYTES = 1 << 20  # staged in memory, of one transaction
 _LARGE_BYTES = 16 << 20  # of a piece: to copy it takes about 80 ms, to make a segment of it 15 ms
 _ORPHAN_S = 24 * 3600
 _MOST_PARTS = 1000  # of one write: the system takes 1,024
+_EMPTY = Tail(0, 0, 0, 0, 0, 0, 0)  # of a log without a batch
 
 
 class Portion(NotCopyable):
@@ -132,8 +129,12 @@ class Staged(NotCopyable):
         self._codec = codec_id(config.compression)
         self._now = now
         self._copies = copies
-        self._open: list[Columns] = []  # not yet encoded records
-        self._open_bytes = self._open_records = 0
+        self._open = self._new_batch()  # not yet encoded records
+
+    def _new_batch(self) -> OpenBatch:
+        batch = OpenBatch(_EMPTY, self.identity.partition)
+        batch.take_up_to(self._config.batch_records, self._config.batch_bytes)
+        return batch
 
     @property
     def batches(self) -> int:
@@ -163,16 +164,14 @@ class Staged(NotCopyable):
             for chunk in chunks(columns, config):
                 self._stage(encode_body(chunk, codec=self._codec))
         else:
-            self._open.append(columns)
-            self._open_bytes += size_bytes
-            self._open_records += len(columns.values)
-            if self._open_bytes >= config.batch_bytes or self._open_records >= config.batch_records:
+            self._open.extend(columns, size_bytes)
+            if self._open.is_full():
                 self.seal()
 
     def seal(self) -> None:
         """Encode the records that are not yet encoded."""
-        if self._open:
-            columns, self._open, self._open_bytes, self._open_records = _merged(self._open, self._now()), [], 0, 0
+        if self._open.values:
+            columns, self._open = self._open.columns(self._now()), self._new_batch()
             for chunk in chunks(columns, self._config):
                 self._stage(encode_body(chunk, codec=self._codec))
 
@@ -291,34 +290,22 @@ class Stage(NotCopyable):
                 remove_attempt(self._files, path, self.attempt)
 
 
-def _merged(pieces: list[Columns], now_us: int) -> Columns:
-    """Merge the records of several calls. Records without a time get `now_us` if others have one."""
-    values = [value for each in pieces for value in each.values]
-    columns: dict[str, list[object] | None] = {"keys": None, "timestamps": None, "headers": None}
-    missing = {"keys": None, "timestamps": now_us, "headers": ()}
-    for name, default in missing.items():
-        if any(getattr(each, name) is not None for each in pieces):
-            columns[name] = [
-                item
-                for each in pieces
-                for item in (getattr(each, name) if getattr(each, name) is not None else [default] * len(each.values))
-            ]
-    return Columns(values, **columns)  # type: ignore[arg-type]
-
-
-def header_in(headers: bytes, number: int, _: int) -> bytes:
-    """The bytes of one header in a copy of all headers."""
-    return headers[number * HEADER_BYTES :][:HEADER_BYTES]
+def each_header(headers: bytes) -> Iterator[bytes]:
+    """The bytes of each header in a copy of all headers."""
+    return (headers[at : at + HEADER_BYTES] for at in range(0, len(headers), HEADER_BYTES))
 
 
 def read_headers(
-    read: Callable[[int, int], bytes], size_bytes: int, identity: Identity, path: str, *, at: int
+    read_next: Callable[[int], bytes], size_bytes: int, identity: Identity, path: str, *, at: int
 ) -> Iterator[Header]:
-    """The checked headers of a piece. `read(number, position)` gives the bytes of one; errors as of `read_section`."""
-    end, number = End(0, 0, 0), 0
+    """The checked headers of a piece, in order. Errors as of `read_section`.
+
+    `read_next(position)` gives the bytes of the next header, which is at this position in the piece.
+    """
+    end = End(0, 0, 0)
     while end.end < size_bytes:
         try:
-            header = parse_header(read(number, end.end), 0, salt=identity.salt, offset=end.end)
+            header = parse_header(read_next(end.end), 0, salt=identity.salt, offset=end.end)
             end.check(header)
             if header.next_offset > size_bytes:
                 raise BadBatch(12, f"length {header.length}", f"at most {size_bytes - end.end}")
@@ -327,7 +314,7 @@ def read_headers(
         except NewerBatch as error:
             raise CorruptLogError(path, at + end.end, f"{error.what} {error.found}", str(error.supported)) from error
         yield header
-        end, number = End.after(header), number + 1
+        end = End.after(header)
 
 
 def read_section(
@@ -344,11 +331,12 @@ def read_section(
     `headers`: the copy of its headers, if those in the file may have been rewritten. Raises `CorruptLogError` if
     the piece is not whole, or was made for another partition.
     """
+    copied = None if headers is None else each_header(headers)
 
-    def read_header(number: int, position: int) -> bytes:
-        return read(position, HEADER_BYTES) if headers is None else header_in(headers, number, position)
+    def read_next(position: int) -> bytes:
+        return read(position, HEADER_BYTES) if copied is None else next(copied, b"")
 
-    for header in read_headers(read_header, size_bytes, identity, path, at=at):
+    for header in read_headers(read_next, size_bytes, identity, path, at=at):
         position = header.base_offset + HEADER_BYTES
         body = read(position, header.length - HEADER_BYTES)
         found = at + position + len(body)

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from ..errors import FencedError, SourceMismatchError, StaleGenerationError
 from .manifest import AppState, Checkpoint, Fence, GroupCommit, Manifest, Section
 
-__all__ = ["Intent", "State"]
-
 _MOST_FORMER = 1000  # owners that are remembered for each app
 
 
@@ -39,10 +37,6 @@ class State:
         self.number = checkpoint.number
         self.apps = dict(checkpoint.apps)
         self.generations = dict(checkpoint.generations)
-
-    def checkpoint(self) -> Checkpoint:
-        """The state as a checkpoint."""
-        return Checkpoint(self.number, self.apps, self.generations)
 
     def apply(self, manifest: Manifest) -> None:
         """Take the next entry."""

@@ -33,8 +33,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from ..errors import CorruptLogError, ForkedHandleError, LogClosedError, LogError, LogMovedError, StorageIOError
-from ..log.store_pointer import STORE_FILE as NAME
-from ..log.store_pointer import lost_store, read_pointer
+from ..log.store_pointer import STORE_FILE, lost_store, read_pointer
 from ..log.topic_file import new_aside, put_in_place
 from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, newest_checkpoint, numbers
 from ..system.directory import Directory
@@ -55,13 +54,10 @@ from .manifest import (
 )
 from .state import Intent, State
 
-__all__ = ["NAME", "STORE", "Committed", "Store", "find_store", "make_store", "open_store"]
-
 STORE = ".transactions"  # the directory of a store, beside the topics
 
 CHECKPOINT_EVERY = 256  # a process that opens the store reads at most this many entries, and the pending ones
 _MOST_BYTES = 1 << 20
-_LISTINGS = 3  # a listing misses the newest checkpoint only if another one replaces it meanwhile
 _TEMPORARY = ".tmp"
 _ORPHANED_US = 24 * 3600 * 1_000_000  # a temporary of this age belongs to a process that has died
 
@@ -86,7 +82,7 @@ def make_store(files: Files, path: str, permissions: int) -> None:
 
 def _build(files: Files, aside: str, permissions: int) -> None:
     files.make_directory(aside, permissions)
-    files.write_new(os.path.join(aside, NAME), encode_store(os.urandom(16)), permissions)
+    files.write_new(os.path.join(aside, STORE_FILE), encode_store(os.urandom(16)), permissions)
     first = encode_checkpoint(Checkpoint(0, {}, {}))
     files.write_new(os.path.join(aside, name_of(0, CHECKPOINT)), first, permissions)
     files.sync_directory(aside)
@@ -132,8 +128,8 @@ class Store(NotCopyable):
         self._synced = 0
         self._directory = Directory.open(files, path)
         try:
-            name = os.path.join(path, NAME)
-            fd = self._directory.open_read(NAME)
+            name = os.path.join(path, STORE_FILE)
+            fd = self._directory.open_read(STORE_FILE)
             self._permissions = stat.S_IMODE(files.fstat(fd).st_mode)
             self.id = decode_store(files.drain(fd, name, _MOST_BYTES), name)
             self._load(self._directory)
@@ -197,12 +193,9 @@ class Store(NotCopyable):
 
     def pass_over(self, number: int, *, now: int) -> None:
         """Give no number up to this one: a topic has it from another store. Synced."""
-
-        def entry(_: Manifest | None) -> Manifest | None:
-            return Manifest(0, None, None, "", None, now, skip=number) if self._state.number < number else None
-
+        skipping = Manifest(0, None, None, "", None, now, skip=number)
         with self._use() as directory:
-            self._append(directory, entry, now)
+            self._append(directory, lambda _: skipping if self._state.number < number else None, now)
 
     def fence_owner(self, app: str, owner: str, source: str | None, *, now: int) -> int:
         """Make the owner that of the app: former owners are refused from now on. Synced.
@@ -452,11 +445,10 @@ class Store(NotCopyable):
         return _identity(facts) == self._checkpoint_identity
 
     def _newest_number(self, directory: Directory) -> int:
-        for _ in range(_LISTINGS):
-            newest = newest_checkpoint(directory.names())
-            if newest is not None:
-                return newest
-        raise CorruptLogError(self.path, 0, "no checkpoint", "at least one")
+        newest = newest_checkpoint(directory.names)
+        if newest is None:
+            raise CorruptLogError(self.path, 0, "no checkpoint", "at least one")
+        return newest
 
     def _advance(self, directory: Directory) -> None:
         """Read the entries that others have linked."""
@@ -517,10 +509,11 @@ class Store(NotCopyable):
 
     def _make_checkpoint(self, directory: Directory, used_before: float = -math.inf) -> None:
         """Make a checkpoint of the entries that are done. It forgets the apps that were last used before a time."""
-        checkpoint, known = self._done_state.checkpoint(), self._state.apps
-        unused = {app for app, at in checkpoint.apps.items() if at.last_used < used_before and known[app] == at}
-        apps = {app: state for app, state in checkpoint.apps.items() if app not in unused}
-        temporary = self._write(directory, encode_checkpoint(checkpoint._replace(apps=apps)))
+        done, known = self._done_state, self._state.apps
+        unused = {app for app, at in done.apps.items() if at.last_used < used_before and known[app] == at}
+        apps = {app: state for app, state in done.apps.items() if app not in unused}
+        checkpoint = Checkpoint(done.number, apps, done.generations)
+        temporary = self._write(directory, encode_checkpoint(checkpoint))
         try:
             directory.link(temporary, name_of(checkpoint.number, CHECKPOINT))
             for app in unused:

@@ -39,8 +39,6 @@ from .staging import STAGING, Stage, Staged
 from .state import Intent
 from .store import STORE, Store, find_store, open_store
 
-__all__ = ["Transaction", "expire_apps", "last_version", "recover_transactions", "transaction"]
-
 AnyGroup = Group | TopicsGroup
 _TIMEOUT_S = 2.0
 

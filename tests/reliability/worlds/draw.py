@@ -21,7 +21,7 @@ __all__ = ["FEATURES", "OFF", "Choice", "draw", "features", "pairs", "possible"]
 T = TypeVar("T")
 
 POLICIES = ("compression", "shared", "replicas", "os", "retention", "hold", "headers", "background")
-STEPS = ("tx", "producers", "mirror", "archive", "tier", "groups", "arrow", "snapshot", "deletebefore")
+STEPS = ("tx", "producers", "mirror", "archive", "tier", "groups", "arrow", "snapshot", "deletebefore", "turns")
 EVENTS = (
     "kill", "repair", "heal", "promote", "addpart", "store_older", "store_lost", "store_rot", "topic_older",
     "failover", "chain", "two_names", "mark_lost", "mark_rotten", "mended", "idle", "tx_moved", "day", "moved",
@@ -32,6 +32,7 @@ OFF: frozenset[str] = frozenset()
 
 NEEDS = {
     "hold": {"retention", "groups"},
+    "turns": {"shared"},
     "heal": {"mirror"},
     "promote": {"mirror"},
     "store_older": {"tx"},
@@ -76,14 +77,15 @@ def features() -> tuple[str, ...]:
 
 
 def draw(seed: int, among: tuple[str, ...] | None = None) -> frozenset[str]:
-    """The features of the world of this seed. One pair is chosen by the number, and the others by chance."""
+    """The features of the world of this seed. Two pairs are chosen by the number, and the others by chance."""
     among = features() if among is None else among
     choose = Choice(f"features {seed}")
     matrix = possible(among)
-    first = matrix[seed * 7919 % len(matrix)]
+    place, half = seed * 7919 % len(matrix), len(matrix) // 2
+    chosen = matrix[place] + matrix[(place + half) % len(matrix)]
     replicated = ("replicas",) * (seed % REPLICATED == 0)  # which exclude many others, so they come first
     on: set[str] = set()
-    for name in (*replicated, *first, *choose.mix(among)[: 2 + choose.below(9)]):
+    for name in (*replicated, *chosen, *choose.mix(among)[: 2 + choose.below(9)]):
         wanted = {name} | NEEDS.get(name, set())
         if wanted <= set(among) and not any(pair <= on | wanted for pair in APART):
             on |= wanted

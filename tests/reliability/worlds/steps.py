@@ -5,6 +5,7 @@ Invariant: a step notes what it is about to do before it does it, and what is ac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 import loglib
-from loglib import LogError, OffsetOutOfRangeError, StaleGenerationError, Topic
+from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, StaleGenerationError, Topic
 
 from .oracle import Wrong
 from .world import World
@@ -88,6 +89,7 @@ def alter(world: World, topic: Topic) -> None:
     topic.alter(
         batch_records=world.choose.pick((1, 7, 100)), compression=codec if "compression" in world.on else "none"
     )
+    world.follow_policies(topic)
 
 
 def arrow(world: World, topic: Topic) -> None:
@@ -204,6 +206,10 @@ def tier(world: World, topic: Topic) -> None:
     try:
         loglib.offload.tier(topic, world.place)
     except LogError as error:
+        if isinstance(error, CorruptLogError) and "does not count: remove it" in str(error) and world.has_gaps:
+            os.remove(error.path)  # uploaded by a process that died, before a repair changed the segment
+            tier(world, topic)
+            return
         if not (world.is_rewound or (isinstance(error, OffsetOutOfRangeError) and world.ledger.free)):
             raise
         world.give_up_place()

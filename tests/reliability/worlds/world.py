@@ -18,9 +18,10 @@ import ast
 import os
 import shutil
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -65,6 +66,7 @@ class World:
             os.makedirs(os.path.dirname(path), exist_ok=True)
         self.ledgers = {name: Ledger(name) for name in ("orders", "bills")}
         self.pending: list[bytes] = []  # appended to orders by this process, and not flushed
+        self.opened: list[Topic] = []  # orders, open for a phase; twice if it takes turns
         self.sections: list[tuple[tuple[Section, ...], str]] = []  # and their state
         self.numbers: dict[tuple[int, str], int] = {}  # of producers, acknowledged
         self.handled: dict[str, set[bytes]] = {}  # committed by each group
@@ -205,8 +207,26 @@ class World:
             self.bills, create=True, flush=FlushPolicy(interval=None), retention=Retention(age=None), **given
         )
 
+    @contextmanager
+    def open_for_steps(self) -> Iterator[Callable[[], Topic]]:
+        """Open the topic for a phase, twice if it takes turns. The function that is yielded chooses one for a step."""
+        with ExitStack() as stack:
+            self.opened = [stack.enter_context(self.open()) for _ in range(2 if "turns" in self.on else 1)]
+            stack.callback(self.opened.clear)
+            yield lambda: self.choose.pick(self.opened) if len(self.opened) > 1 else self.opened[0]
+
+    def follow_policies(self, altered: Topic) -> None:
+        """Wait until the threads of the other topics have the new policies, and have run retention by them."""
+        for each in self.opened:
+            flusher = each._policies.background._flusher
+            if each is not altered and flusher is not None:
+                while each.config != altered.config or flusher._housekeeping_at == 0.0:
+                    time.sleep(0.001)
+                each.retain()  # after that of the thread, or instead of it
+
     def flush(self, topic: Topic) -> None:
-        topic.flush()
+        for each in {topic, *self.opened}:
+            each.flush()
         self.acknowledge()
 
     def transaction(self, app: str = "app", **given: Any) -> loglib.Transaction:
@@ -267,6 +287,23 @@ class World:
 
     def check(self) -> None:
         """Everything that was acknowledged is read in every way, and nothing else."""
+        while True:
+            starts = self._starts()
+            try:
+                return self._check()
+            except (Wrong, OffsetOutOfRangeError):
+                # The thread of a topic that is open may drop segments between two ways.
+                if self._starts() == starts:
+                    raise
+
+    def _starts(self) -> list[int]:
+        """The log starts of the partitions, while the topic is open."""
+        if not self.opened:
+            return []
+        with Topic.open(self.path, mode="r") as reader:
+            return [each.log_start_offset for each in reader.partitions]
+
+    def _check(self) -> None:
         tier = self.place if self.is_placed else None
         try:
             reader = Topic.open(self.path, mode="r", tier=tier)

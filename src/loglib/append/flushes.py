@@ -1,18 +1,27 @@
-"""Flush limits: when a flush is due by the numbers of the flush policy, and how much a batch may take before that.
+"""Flushes: when one is due by the numbers of the flush policy, what a batch may take before, and how long they took.
 
 Invariant: a limit counts the records and the bytes of log since the last flush, or since a flush was last asked for.
+`FlushClock.note` raises nothing.
 
-Threads: under the writer's lock, except `flushed_records`, which the thread with the writer's turn assigns.
+Threads: the limits under the writer's lock, except `flushed_records`. The thread with the writer's turn assigns it and
+notes durations. Others read the durations at any time, and may see a flush that is counted in part.
 """
 
 from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..config.policies import TopicConfig
 from ..log.recovery import Tail
 from .open_batch import OpenBatch
 from .tail import TailWriter
 
-__all__ = ["FlushLimits"]
+logger = logging.getLogger("loglib")
+
+FLUSH_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 # A writer may have this many times the policy's limit unflushed before its appending threads flush themselves.
 # This is back-pressure, and it limits what a crash can lose.
@@ -74,3 +83,34 @@ class FlushLimits:
         asked_records, asked_end = self._asked
         flushed_end = self._disk.mark.flushed_end
         return tail.records - max(self.flushed_records, asked_records), tail.end - max(flushed_end, asked_end)
+
+
+class FlushTimes(NamedTuple):
+    """The durations of flushes: each is a sync and a write of the watermark."""
+
+    flushes: int = 0
+    seconds: float = 0.0  # sum of all flushes
+    longest: float = 0.0  # seconds
+    counts: tuple[int, ...] = (0,) * (len(FLUSH_BOUNDS_S) + 1)  # between the bounds of `FLUSH_BOUNDS_S`
+
+
+class FlushClock:
+    """The flush times of one writer."""
+
+    def __init__(self) -> None:
+        self.observers: Sequence[Callable[[float], object]] = ()  # called with the seconds of each flush
+        self._seconds = self._longest = 0.0
+        self._counts = [0] * (len(FLUSH_BOUNDS_S) + 1)
+
+    def note(self, seconds: float) -> None:
+        self._seconds += seconds
+        self._longest = max(self._longest, seconds)
+        self._counts[bisect_left(FLUSH_BOUNDS_S, seconds)] += 1
+        for observer in self.observers:
+            try:
+                observer(seconds)
+            except Exception:  # an exporter must not stop the log
+                logger.warning("a function that observes flushes failed", exc_info=True)
+
+    def times(self) -> FlushTimes:
+        return FlushTimes(sum(self._counts), self._seconds, self._longest, tuple(self._counts))

@@ -1,4 +1,4 @@
-"""append/encode_thread.py: results come in order, errors where they are taken, and no thread is left."""
+"""append/work_ahead.py: results come in order, errors where they are taken, and no thread is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from conftest import run_python
-from loglib.append.encode_thread import Helper
+from loglib.append.work_ahead import WorkAhead
 
 
 def digits(number: int) -> Iterator[str]:
@@ -19,7 +19,7 @@ def digits(number: int) -> Iterator[str]:
 
 
 def test_results_come_in_the_order_of_the_pieces() -> None:
-    helper = Helper(digits)
+    helper = WorkAhead(digits)
     for number in (12, 3, 4567):
         helper.give(number)
     assert [list(helper.take()) for _ in range(3)] == [["1", "2"], ["3"], ["4", "5", "6", "7"]]
@@ -27,7 +27,7 @@ def test_results_come_in_the_order_of_the_pieces() -> None:
 
 
 def test_error_of_the_work_is_raised_where_its_result_would_be() -> None:
-    helper = Helper(digits)
+    helper = WorkAhead(digits)
     for number in (1, 203, 4):
         helper.give(number)
     assert list(helper.take()) == ["1"]
@@ -51,7 +51,7 @@ def test_stop_ends_the_work_after_the_result_that_is_being_made() -> None:
             yield each
 
     before = threading.active_count()
-    helper = Helper(slowly)
+    helper = WorkAhead(slowly)
     helper.give(1000)
     assert begun.wait(30)
     stopping = threading.Thread(target=helper.stop)

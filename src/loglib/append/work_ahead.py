@@ -1,4 +1,4 @@
-"""Encode thread: a thread that encodes the next batches of a call while the caller writes.
+"""Work ahead: a thread that makes the next results while its owner uses those before, as a call that writes does.
 
 Invariant: results are taken in the order in which pieces were given. An error of the work is raised where its result
 would be taken. The thread ends with `stop`, which waits for it.
@@ -16,13 +16,11 @@ from typing import Generic, TypeVar
 
 from ..system.not_copyable import NotCopyable
 
-__all__ = ["Helper"]
-
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
-class Helper(NotCopyable, Generic[Given, Made]):
+class WorkAhead(NotCopyable, Generic[Given, Made]):
     """A thread that makes several results from each piece that it is given."""
 
     def __init__(self, work: Callable[[Given], Iterator[Made]]) -> None:

@@ -1,0 +1,252 @@
+"""Turn writer: the part of a partition's writer that gives the partition to other processes, and takes it back.
+
+Invariant: `is_parked` is True while other processes may write. Then the open batch is empty, all that was appended is
+written, and the files stay open. `is_parked` becomes True only under both the writer's turn of threads and `lock`, and
+False only under `lock`. So a call that has one of the two, and finds it False, has the partition until it is through.
+A call that takes several steps holds the partition (`held`).
+
+Threads: `_taking` is held by the thread that waits for the partition. It is acquired before the writer's turn and
+`lock`, which other threads need meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol, TypeVar
+from weakref import WeakSet
+
+from ..config.policies import TopicConfig
+from ..errors import LockedError, LogClosedError, LogError
+from ..format.watermark import Mark
+from ..system import lock
+from ..system.clock import Clock, monotonic
+from ..system.group_commit import Turn
+from ..system.reentry import enter, refuse
+from .batch_writer import BatchWriter
+from .tail import TailWriter
+from .turns import TURN_S, Turns
+
+# To take a partition costs about half a millisecond. A turn lasts longer, unless others can write during a long sync.
+_LEAST_TURN_S = 0.004
+_LONG_FLUSH_S = 0.001
+_LONGEST_PAUSE_S = 0.1  # between two looks while records wait for a flush, and none is added
+
+
+T = TypeVar("T")
+
+
+class Keeper(Protocol):
+    """The writer's view of the thread that looks whether other processes wait."""
+
+    def watch_turns(self) -> None:
+        """A writer has its partition from now on."""
+
+
+class _Hold:
+    """A call that needs the partition for several steps. It holds nothing any more when an interrupt has lost it."""
+
+
+class TurnWriter(BatchWriter):
+    """A batch writer that may give its partition up. Without `turns` it never does."""
+
+    directory: str  # its path, for messages
+
+    def __init__(
+        self,
+        disk: TailWriter,
+        partition: int,
+        config: TopicConfig,
+        clock: Clock,
+        held: lock.Lock,
+        turns: Turns | None,
+    ) -> None:
+        """`turns`: those of the topic, if other processes may write it, too."""
+        super().__init__(disk, partition, config, clock)
+        self._held = held
+        self._turn = Turn()
+        self._turns = turns
+        self._taking = threading.RLock()
+        self.is_parked = False
+        self.keeper: Keeper | None = None  # None: the writer gives the partition up after each flush
+        self.check: Callable[[], object] = lambda: None  # raises if the topic must not be written any more
+        self.on_hold: Callable[[], object] | None = None  # called when another process has left a transaction here
+        self._ending = False  # the writer is being closed, and no call waits any longer
+        self._holds: WeakSet[_Hold] = WeakSet()  # calls that need the partition for several steps
+        self._seen = (-1, -1)  # the end and the mark at the last look
+        self._pause_s = TURN_S  # until the next one
+        self._taken_at = monotonic()
+        self._flush_s = 0.0  # of the last flush, in seconds
+        self._others_bytes = 0  # that other processes have appended
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if other processes may write the partition, too."""
+        return self._turns is not None
+
+    def has(self, held: lock.Lock) -> bool:
+        """True if this is the lock of the writer."""
+        return self._held is held
+
+    def published(self) -> Mark:
+        """The last publication of any process."""
+        return self.publication.look()
+
+    # --- the threads of this process ---------------------------------------------------------------
+
+    def check_outside(self) -> None:
+        """Raise `LogError` in the middle of a call of this thread that holds one of the writer's locks."""
+        if self.has_lock() or self.publication.is_mine():
+            refuse(self.directory)
+
+    def _take_turn(self, action: Callable[[], T], *, unless: Callable[[], bool] | None = None) -> T | None:
+        """Run the action in this thread's turn. Raises `LogError` in the middle of another call of this thread."""
+        self.check_outside()  # the thread that has the turn may wait for it
+        self._turn.check_outside(self.directory)
+        return self._turn.take(action, unless=unless)
+
+    # --- take ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The writer's lock, while this process has the partition."""
+        while True:
+            if self.is_parked:
+                self._take_back()
+            with self.lock:
+                if not self.is_parked:
+                    yield
+                    return
+
+    @contextmanager
+    def held(self, *, wait_s: float | None = None) -> Iterator[None]:
+        """Keep the partition for several steps, which may each take the lock.
+
+        `LockedError` if another process still has it after `wait_s` seconds; by default as long as appends wait.
+        """
+        if self._turns is None:
+            yield
+            return
+        hold = _Hold()
+        try:
+            with self.lock:
+                self._holds.add(hold)  # before it is taken back: from then on it is not given up
+            if self.is_parked:
+                self._take_back(wait_s)
+            yield
+        finally:
+            self._holds.discard(hold)
+            if self.keeper is None and not self.is_parked:
+                self._take_turn(self._hand_over)
+
+    def _take_back(self, wait_s: float | None = None) -> None:
+        """Wait for the partition, and find where its log ends now. Another thread may do it for this one."""
+        turns = self._turns
+        assert turns is not None
+        wait_s = turns.wait_s if wait_s is None else wait_s
+        deadline = monotonic() + wait_s
+        place = self.disk.place
+        with enter(self._taking, place.path):
+            if not self.is_parked:
+                return
+            self.disk.check()
+            if self._ending:
+                raise self.closed or LogClosedError(f"{place.path} is being closed; open the topic again")
+            if not turns.take(place, wait_s=max(deadline - monotonic(), 0.0), is_over=lambda: self._ending):
+                raise LockedError(place.path_of(lock.NAME), lock.holder_of(place), advice=lock.waited_for(wait_s))
+            try:
+                self.check()
+                with self.lock:
+                    held = self.disk.mark.held
+                    if self.closed is None:
+                        self._find_tail()
+                        self._seen = (-1, -1)
+                        self._taken_at = monotonic()
+                        self.is_parked = False
+            finally:
+                if self.is_parked:
+                    self._release_turn(turns)
+        if self.keeper is not None:
+            self.keeper.watch_turns()
+        if self.on_hold is not None and self.disk.mark.held_txn and self.disk.mark.held != held:
+            self.on_hold()
+
+    def _find_tail(self) -> None:
+        before = self.batch.tail
+        tail = self.disk.resume(before)
+        if tail is None:
+            tail = self.disk.reopen()._replace(records=before.records)
+        self._others_bytes += max(tail.end - before.end, 0)
+        self.batch = self.open_batch(tail)
+        if self.disk.mark.flushed_end >= before.end:  # also by others; else the flush of its own records is still due
+            self._limits.flushed_records = tail.records
+
+    # --- give up ---------------------------------------------------------------------------------
+
+    def look(self, *, is_over: bool) -> float:
+        """Give the partition up if this turn is over, or if nothing is done here.
+
+        Returns the time until the next look, in seconds; infinity if this process does not have the partition any more.
+        """
+        turns = self._turns
+        if turns is None or self.closed is not None:
+            return math.inf
+        if self.is_parked:
+            self._release_again(turns)
+            return math.inf
+        seen = self.next_offset, self.disk.mark.sequence
+        is_idle, self._seen = seen == self._seen, seen
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if is_idle else TURN_S
+        # Records that wait for a flush stay together: each batch that is written earlier takes more room.
+        if is_over or (is_idle and not self.unflushed()) or self.disk.failure is not None:
+            self._take_turn(self._hand_over)
+        return self._pause_s if self._has_partition() else math.inf
+
+    def _has_partition(self) -> bool:
+        return not self.is_parked
+
+    def _end_turn(self) -> None:
+        """At a flush: give the partition up if another process waits. The caller has the turn of threads."""
+        turns = self._turns
+        if turns is None or (self.keeper is not None and not (self._is_worth_a_turn() and turns.ends_with_flush())):
+            return
+        with suppress(LogError):  # it is owed to the next call
+            self._hand_over()
+
+    def _is_worth_a_turn(self) -> bool:
+        """True if another process may come now: during a long sync, or after enough short ones."""
+        return self._flush_s >= _LONG_FLUSH_S or monotonic() - self._taken_at >= _LEAST_TURN_S
+
+    def _hand_over(self) -> None:
+        """Write what was appended, and give the partition up. The caller has the turn of threads.
+
+        It is not flushed. This process does that later, without the partition; or another one does it with its own
+        records, or a recovery.
+        """
+        turns = self._turns
+        assert turns is not None
+        with self.lock:
+            if self.is_parked or self._holds or self.closed is not None:
+                return
+            if self.disk.failure is None:  # else this process never writes here again
+                self._seal()
+                self.publication.leave(self.batch.tail)
+                self.batch = self.open_batch(self.batch.tail)
+            self.is_parked = True  # from here on, an interrupt leaves it to `look`, or to the next call
+            self._release_turn(turns)
+
+    def _release_turn(self, turns: Turns) -> None:
+        self._held.give_up()
+        turns.given_up(self.disk.place)
+
+    def _release_again(self, turns: Turns) -> None:
+        """Give the lock up if an interrupt came just before that."""
+        if self._taking.acquire(blocking=False):
+            try:
+                with self.lock:
+                    if self.is_parked and self.closed is None:
+                        self._release_turn(turns)
+            finally:
+                self._taking.release()

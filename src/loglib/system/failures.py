@@ -1,0 +1,88 @@
+"""Failures: what an error of the system means, and what one error says of several, and of the records of a call.
+
+Invariant: nothing is raised here. A caller that raises one of several errors names the lost records of all.
+
+Threads: pure functions; an error belongs to the thread that raises it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..errors import LogError, OffsetRange, StorageFullError, StorageIOError, WriterFailedError
+
+# --- an error of the system --------------------------------------------------------------------------
+
+
+def is_out_of_descriptors(error: BaseException) -> bool:
+    """True if a call failed because the process, or the system, may have no more open files."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def is_full(error: BaseException) -> bool:
+    """True if the disk, a quota or a file-size limit refused a write."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def refused_write(path: str, error: OSError, doing: str) -> StorageFullError | StorageIOError:
+    """The error for a write that the system refused. `doing` says what was written."""
+    return StorageFullError(path, error) if is_full(error) else StorageIOError(path, error, doing)
+
+
+def told(error: Exception) -> str:
+    """The error in one line. Python's own line of an error of the system begins with its number."""
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+
+
+# --- several errors, and the records that an error names ---------------------------------------------
+
+
+def together(errors: Sequence[Exception]) -> Exception:
+    """Return the most important of these errors, which then names the lost records of all.
+
+    Its `errors` are the others. The order of importance: a writer that must be reopened, a failing disk, a
+    full disk, other errors of loglib, and then unexpected errors (such as no memory).
+    """
+    first = max(errors, key=_importance)
+    others = [each for each in errors if each is not first]
+    for each in others:
+        first.add_note(f"also: {each!r}")
+        if isinstance(first, LogError):
+            first.errors = (*first.errors, each)
+            if isinstance(each, LogError):
+                first.take_over(each)
+    return first
+
+
+def _importance(error: Exception) -> int:
+    order = (OSError, LogError, StorageFullError, StorageIOError, WriterFailedError)  # the last that fits counts
+    return max((rank for rank, kind in enumerate(order, 1) if isinstance(error, kind)), default=0)
+
+
+def report_appended(error: BaseException, ranges: Iterable[OffsetRange]) -> None:
+    """Add to the error the records that its call had already appended."""
+    known: tuple[OffsetRange, ...] = getattr(error, "appended", ())
+    ranges = (*ranges, *known)
+    if ranges or isinstance(error, LogError):
+        vars(error)["appended"] = ranges
+
+
+def report_not_appended(error: BaseException, indexes: Mapping[int, Sequence[int]]) -> None:
+    """Add to the error the records of its call that are not in the log. `indexes` has the call's, by partition."""
+    missing: list[int] = []
+    ranges: tuple[OffsetRange, ...] = getattr(error, "appended", ())
+    count = sum(map(len, indexes.values()))
+    for partition, each in indexes.items():
+        missing += each[sum(len(offsets) for number, offsets in ranges if number == partition) :]
+    report_missing(error, tuple(sorted(missing)), count)
+
+
+def report_missing(error: BaseException, missing: Sequence[int], count: int) -> None:
+    """Add to the error the indexes of its call's records that are not in the log, of `count` records."""
+    appended: tuple[OffsetRange, ...] = getattr(error, "appended", ())
+    if not appended and not isinstance(error, LogError):  # a refused call has appended nothing
+        return
+    vars(error)["not_appended"] = missing
+    if appended:
+        error.add_note(f"{count - len(missing)} of this call's {count} records are in the log; not_appended: the rest")

@@ -1,0 +1,370 @@
+"""What a process finds when it takes a partition back, and what may come between two steps. Two topics in one process
+take turns as two processes do, so each step has its place here."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from takers import PATIENCE_S, opened, wait_until
+
+from conftest import MANUAL, QUIET, last_segment, records_of, sound, values_of
+from loglib import LockedError, Retention, Topic, transaction
+from loglib.append.section_writer import SectionWriter
+from loglib.append.turns import Turns
+from loglib.config.policies import TopicConfig
+from loglib.errors import LogClosedError, StorageIOError, WriterFailedError
+from loglib.format import watermark
+from loglib.system import lock
+from loglib.system.files import REAL
+from loglib.testing import FaultyFiles, UnsyncedFiles
+from loglib.transactions.apply import Applier, end_hold
+from loglib.transactions.notifications import _Listener
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A topic with two partitions, in a directory of its own, because transactions stand beside it."""
+    path = tmp_path / "data" / "topic"
+    path.parent.mkdir()
+    Topic.open(path, create=True, partitions=2, **QUIET | {"flush": MANUAL}).close()
+    return path
+
+
+def writer_of(topic: Topic, partition: int = 0) -> SectionWriter:
+    return topic._accesses[partition].writer()
+
+
+def give_up(topic: Topic, partition: int = 0) -> None:
+    """What the topic's thread does when another process waits."""
+    writer = writer_of(topic, partition)
+    writer._take_turn(writer._hand_over)
+    assert writer.is_parked
+
+
+# --- the log that it finds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_batches_of_another_process_are_found_by_their_jumps(count: int, place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        mine.append(b"mine", partition=0)
+        give_up(mine)
+        for _ in range(count):
+            theirs.append(b"theirs", partition=0, sync=True)
+        give_up(theirs)
+        mine.append(b"mine again", partition=0, sync=True)
+    with Topic.open(place, mode="r") as topic:
+        sound(topic.partition(0))
+        assert values_of(topic) == [b"mine", *[b"theirs"] * count, b"mine again"]
+        for record in topic.partition(0).read():
+            assert next(iter(topic.partition(0).read(record.offset))) == record
+
+
+def test_file_that_another_program_has_put_in_place_is_recovered(place: Path) -> None:
+    """A restored file has the same bytes, and is not the one that is open."""
+    with opened(place, wait=PATIENCE_S) as topic:
+        topic.append(b"one", partition=0, sync=True)
+        give_up(topic)
+        path = last_segment(place)
+        content = path.read_bytes()
+        path.rename(place.parent / "former")
+        path.write_bytes(content)
+        topic.append(b"two", partition=0, sync=True)
+        assert values_of(topic) == [b"one", b"two"]
+    assert [each.value for each in records_of(place)] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_numbers_that_a_producer_used_elsewhere_are_known_when_the_partition_comes_back(
+    known: bool, place: Path
+) -> None:
+    """Whether this process has read the producers of the segment before, or has not."""
+    with opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        first = mine.append(b"1", partition=0, producer=("p", 1) if known else None)
+        give_up(mine)
+        second = theirs.append(b"2", partition=0, producer=("p", 2))
+        give_up(theirs)
+        assert mine.append(b"2", partition=0, producer=("p", 2)) == second
+        assert mine.append(b"3", partition=0, producer=("p", 3)).offset > second.offset > first.offset
+        mine.flush()
+        assert values_of(mine) == [b"1", b"2", b"3"]
+
+
+def test_transaction_that_another_process_has_left_is_ended_by_who_takes_the_partition(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as mine:
+        mine.append(b"mine", partition=0)
+        give_up(mine)
+        with opened(place, wait=PATIENCE_S) as theirs:
+            theirs.append(b"theirs", partition=0)
+            with mock.patch.object(Applier, "_release"), transaction("app", timeout=PATIENCE_S) as tx:
+                tx.append(theirs, b"tx", partition=0)
+        mine.append(b"mine", partition=0, sync=True)
+        wait_until(lambda: not writer_of(mine).published().held_txn, "the end of the hold")
+        assert values_of(mine) == [b"mine", b"theirs", b"tx", b"mine"]
+
+
+def test_partition_opens_beside_who_applies_transactions_and_says_nothing(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(place, wait=PATIENCE_S) as theirs:
+        theirs.append(b"theirs", partition=0)
+        with mock.patch.object(Applier, "_release"), transaction("app", timeout=PATIENCE_S) as tx:
+            tx.append(theirs, b"tx", partition=0)
+    applying = lock.try_acquire(REAL, str(place.parent / ".transactions"))
+    assert applying is not None
+    with opened(place, wait=PATIENCE_S) as mine, caplog.at_level(logging.WARNING, "loglib"):
+        with mock.patch("loglib.transactions.store.Store.pending", return_value=[mock.Mock()]):
+            mine.append(b"mine", partition=0, sync=True)
+        applying.release()
+        wait_until(lambda: not writer_of(mine).published().held_txn, "the end of the hold")
+        assert values_of(mine) == [b"theirs", b"tx", b"mine"]
+    assert "were not applied" not in caplog.text
+
+
+# --- between two steps ----------------------------------------------------------------------------------------
+
+
+def test_call_whose_partition_goes_before_it_has_the_lock_takes_it_again(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as topic:
+        topic.append(b"one", partition=0)
+        give_up(topic)
+        writer = writer_of(topic)
+        real, calls = writer._take_back, []
+
+        def take_back() -> None:
+            calls.append(1)
+            if len(calls) > 1:  # the first time it has the partition, and loses it again
+                real()
+
+        with mock.patch.object(writer, "_take_back", take_back):
+            topic.append(b"two", partition=0, producer=("p", 1))
+        assert len(calls) == 2
+        topic.flush()
+        assert values_of(topic) == [b"one", b"two"]
+
+
+def test_thread_that_finds_the_partition_taken_back_does_nothing(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as topic:
+        topic.append(b"one", partition=0)
+        writer_of(topic)._take_back()
+        turns = topic._handles.turns
+        assert turns is not None
+        writer_of(topic)._release_again(turns)
+        assert not writer_of(topic).is_parked
+        topic.append(b"two", partition=0, sync=True)
+        assert values_of(topic) == [b"one", b"two"]
+
+
+def test_lock_that_an_interrupt_has_kept_is_given_up_at_the_next_look(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as topic, opened(place, wait=PATIENCE_S) as other:
+        topic.append(b"one", partition=0)
+        writer = writer_of(topic)
+        interrupted = mock.patch.object(writer, "_release_turn", side_effect=KeyboardInterrupt)
+        with interrupted, pytest.raises(KeyboardInterrupt):
+            give_up(topic)
+        writer.look(is_over=False)
+        other.append(b"two", partition=0, sync=True)
+        assert values_of(other) == [b"one", b"two"]
+
+
+def test_writer_without_a_thread_gives_its_partition_up_after_each_call(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as topic, opened(place, wait=PATIENCE_S) as other:
+        writer = writer_of(topic)
+        writer.keeper = None
+        for number in range(3):
+            topic.append(b"%d" % number, partition=0, sync=True)
+            assert writer.is_parked
+            other.append(b"other", partition=0)
+            give_up(other)
+        assert values_of(topic) == [b"0", b"other", b"1", b"other", b"2"]
+
+
+def test_flush_of_what_another_process_has_flushed_publishes_nothing(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        mine.append(b"mine", partition=0)
+        give_up(mine)
+        theirs.append(b"theirs", partition=0, sync=True)
+        before = writer_of(theirs).published()
+        mine.flush()
+        assert writer_of(theirs).published() == writer_of(mine).published() == before
+
+
+def test_topic_that_is_closed_ends_the_wait_of_its_threads(place: Path) -> None:
+    errors: list[Exception] = []
+    with opened(place, wait=PATIENCE_S) as theirs:
+        mine = opened(place, wait=PATIENCE_S)
+        mine.append(b"mine", partition=0)
+        give_up(mine)
+        with writer_of(theirs).held():
+            theirs.append(b"theirs", partition=0)
+            waits = threading.Event()
+            real = Turns.take
+
+            def take(self: Turns, *given: Any, **named: Any) -> bool:
+                waits.set()
+                return real(self, *given, **named)
+
+            def append() -> None:
+                try:
+                    mine.append(b"never", partition=0)
+                except (LockedError, LogClosedError) as error:
+                    errors.append(error)
+
+            with mock.patch.object(Turns, "take", take):
+                thread = threading.Thread(target=append)
+                thread.start()
+                assert waits.wait(PATIENCE_S)
+                mine.close()
+                thread.join()
+    assert len(errors) == 1
+    assert [each.value for each in records_of(place)] == [b"mine", b"theirs"]
+
+
+def test_call_on_a_topic_that_is_being_closed_is_told_so(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as topic:
+        topic.append(b"one", partition=0)
+        give_up(topic)
+        writer_of(topic)._ending = True
+        with pytest.raises(LogClosedError, match="is being closed"):
+            topic.append(b"two", partition=0)
+
+
+def test_writer_that_is_closed_while_it_takes_its_partition_gives_it_up(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as topic, opened(place, wait=PATIENCE_S) as other:
+        topic.append(b"one", partition=0)
+        give_up(topic)
+        writer = writer_of(topic)
+        writer.check = lambda: setattr(writer, "closed", LogClosedError("closed meanwhile"))
+        with pytest.raises(LogClosedError, match="closed meanwhile"), writer.held():
+            writer.check_usable()
+        other.append(b"two", partition=0, sync=True)
+        assert values_of(other) == [b"one", b"two"]
+
+
+def test_hold_that_another_process_has_ended_meanwhile_is_left_alone(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as topic:
+        topic.append(b"one", partition=0)
+        writer = writer_of(topic)
+        before = writer.published()
+        with mock.patch.object(writer, "published", return_value=before._replace(held_txn=5)):
+            writer.release(5)
+        end_hold(writer, before._replace(held_txn=5, held_id=7))
+        topic.flush()
+        assert writer.published().transactions == before.transactions
+        assert values_of(topic) == [b"one"]
+
+
+def test_commit_whose_partition_is_elsewhere_when_it_is_done_is_visible(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as topic:
+        topic.append(b"one", partition=0)
+        refusal = LockedError(str(place / "0000" / "lock"), "pid 1")
+        with mock.patch.object(SectionWriter, "release", side_effect=refusal):
+            with transaction("app", timeout=PATIENCE_S) as tx:
+                tx.append(topic, b"tx", partition=0)
+            assert values_of(topic) == [b"one", b"tx"]
+
+
+# --- failures -------------------------------------------------------------------------------------------------
+
+
+def test_writer_that_has_failed_lets_others_have_its_partition(place: Path) -> None:
+    files = FaultyFiles("datasync", every=True, error=errno.EIO, inner=UnsyncedFiles(), armed=False)
+    with opened(place, files=files, wait=PATIENCE_S) as broken, opened(place, wait=PATIENCE_S) as other:
+        broken.append(b"one", partition=0)
+        files.armed = True
+        with pytest.raises(WriterFailedError):
+            broken.append(b"lost", partition=0, sync=True)
+        files.armed = False
+        other.append(b"two", partition=0, sync=True)
+        assert values_of(other)[-1] == b"two"
+        with pytest.raises(WriterFailedError):
+            broken.close()
+
+
+@pytest.mark.parametrize("error", [LogClosedError("closed"), OSError(errno.EIO, "x")])
+def test_error_while_a_partition_is_given_up_reaches_the_next_call(error: Exception, place: Path) -> None:
+    """Except that the topic is closed: then there is no next call."""
+    with opened(place, wait=PATIENCE_S) as topic:
+        topic.append(b"one", partition=0)
+        writer = writer_of(topic)
+        with mock.patch.object(writer, "look", side_effect=error):
+            topic._handles.look()
+        if isinstance(error, OSError):
+            with pytest.raises(StorageIOError, match="giving the partition up"):
+                topic.append(b"two", partition=0)
+        topic.append(b"three", partition=0, sync=True)
+        assert values_of(topic) == [b"one", b"three"]
+
+
+def test_records_that_a_failed_change_of_policies_finds_are_kept(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as topic:
+        topic.append(b"one", partition=0)
+        writer = writer_of(topic)
+        with mock.patch.object(writer, "_seal", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            writer.use(TopicConfig(partitions=2))
+        topic.flush()
+        assert values_of(topic) == [b"one"]
+
+
+def test_process_that_stops_in_the_middle_of_a_publication_is_told_of(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watermark, "_PATIENCE_S", 0.01)
+    with opened(place, wait=PATIENCE_S) as topic:
+        topic.append(b"one", partition=0)
+        mark = writer_of(topic).disk._watermark
+        kept = REAL.open_write(str(place / "0000" / watermark.NAME))
+        assert REAL.try_lock(kept, "")
+        with pytest.raises(LockedError, match="a process that publishes"), mark.locked():
+            pass
+        REAL.unlock(kept)
+        REAL.close(kept)
+        with mark.locked():
+            pass
+
+
+def test_process_that_is_gone_has_no_program() -> None:
+    assert lock._program(REAL, 1 << 30) == ""
+
+
+# --- the turn, retention, the inbox ---------------------------------------------------------------------------
+
+
+def test_topic_that_is_closed_in_its_turn_gives_the_turn_up(place: Path) -> None:
+    mine, other = opened(place), opened(place)
+    turns, others = mine._handles.turns, other._handles.turns
+    assert turns is not None and others is not None
+    assert turns._take_turn()
+    assert not others._take_turn()
+    mine.close()
+    assert others._take_turn()
+    other.close()
+
+
+def test_child_of_a_process_that_never_waited_has_no_file_to_close(place: Path) -> None:
+    turns = Turns(REAL, str(place), 1.0, 0o600)
+    turns._abandon(0)
+    assert not turns._is_anothers()
+
+
+def test_partitions_that_others_may_write_are_explained_from_their_files(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S, alter=True, retention=Retention(bytes=0, age=None)) as topic:
+        topic.append(b"one", partition=0, sync=True)
+        topic.partition(0).roll()
+        topic.append(b"two", partition=0, sync=True)
+        give_up(topic)
+        assert next((each.partition, each.drop) for each in topic.retain(dry_run=True)) == (0, True)
+        assert {each.partition for each in topic.partition(0).retain()} == {0}
+        assert values_of(topic) == [b"two"]
+
+
+def test_topic_that_is_gone_does_not_look_at_its_files() -> None:
+    looks = mock.Mock()
+    assert not _Listener("", lambda: None, looks, looks).look_now()  # type: ignore[arg-type]
+    looks.assert_not_called()
