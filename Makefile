@@ -57,8 +57,7 @@ types: venv
 
 check: lint types tools
 	@echo "== fast tests"
-	@$(if $(MEASURED),rm -f .coverage .coverage.*)
-	@$(PYTEST) $(FAST) $(if $(MEASURED),--cov --cov-report=)
+	@$(PYTEST) $(FAST)
 
 test: check java
 	@if [ -n "$$(scripts/java-home.sh)" ]; then \
@@ -68,17 +67,16 @@ test: check java
 	    echo "== Spark tests left out: no Java"; \
 	fi
 
-# Coverage counts what child processes run, too. Measuring makes the tests slower, so `make proof` does it, and not
-# `make test`. The tests that are left out run adapters only, or read source code. With MEASURED, as in continuous
-# integration, `make test` measures all fast tests, and they need not run again. LEAST is what suffices, in percent.
+# Coverage counts what child processes run, too. Measuring doubles the time of many tests, so `make proof` does it, and not
+# `make test`. The tests that are left out run adapters only, or read source code.
 NOT_MEASURED := --ignore-glob='*/test_spark*' --ignore=tests/project/test_docs.py --ignore=tests/project/test_types.py
-ADAPTERS := aio audit cli metrics spark testing
+ADAPTERS := aio audit cli metrics spark testing ui
 coverage: venv tools
-	@$(if $(MEASURED),,rm -f .coverage .coverage.*)
-	@$(if $(MEASURED),,echo "== fast tests, measured")
-	@$(if $(MEASURED),,$(PYTEST) $(FAST) $(NOT_MEASURED) --cov --cov-report=)
+	@rm -f .coverage .coverage.*
+	@echo "== fast tests, measured"
+	@$(PYTEST) $(FAST) $(NOT_MEASURED) --cov --cov-report=
 	@echo "== coverage of the log itself (adapters stand in packages of their own)"
-	@$(VENV_PYTHON) -m coverage report --include="src/loglib/**" --omit="$$(printf 'src/loglib/%s/**,' $(ADAPTERS))" --fail-under=$(or $(LEAST),100)
+	@$(VENV_PYTHON) -m coverage report --include="src/loglib/**" --omit="$$(printf 'src/loglib/%s/**,' $(ADAPTERS))" --fail-under=100
 
 RELIABILITY = $(PROOF_FILES) $(PYTEST) -n 2 tests/reliability
 

@@ -6,6 +6,7 @@ same inputs, so that a ratio between two of its runs means something.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 
 from job import Job, Option
@@ -21,6 +22,8 @@ IMPORTED = f"{OURS}, pyarrow imported"  # by which loglib joins and slices then
 INOTIFY = "file and inotify"
 OBVIOUS = "obvious log"
 SQLITE = "sqlite3"
+REDIS = "Redis stream"  # only where there is a redis-server
+ALONE = f"{OURS}, one process"
 LMDB = "lmdb"
 ARROW = "pyarrow IPC"
 FILE_HANDLER = "logging.FileHandler"
@@ -79,6 +82,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
         *_compression_cases(sizes),
         *_follow_cases(sizes),
         *_group_cases(sizes),
+        *_turn_cases(sizes),
         *_logging_cases(sizes),
         *_seek_cases(sizes),
         *_memory_cases(sizes),
@@ -397,6 +401,47 @@ def _group_cases(sizes: Sizes) -> list[Case]:
         1,
     )
     return [reading, committing, takeover]
+
+
+def _turn_cases(sizes: Sizes) -> list[Case]:
+    """Several processes that append to one topic."""
+    time: dict[str, Option] = {"milliseconds": 2_000 if sizes.few_repeats > 1 else 500}
+
+    def runs(kind: str, *systems: tuple[str, str, int], **options: Option) -> tuple[Run, ...]:
+        there = [each for each in systems if shutil.which("redis-server") or not each[1].startswith("redis")]
+        return tuple(
+            Run(label, Job(kind, {"system": system, "processes": processes, **time, **options}))
+            for label, system, processes in there
+        )
+
+    own_and_others = ((OURS, "loglib", 4), (ALONE, "loglib", 1), (f"{ALONE}, not shared", "alone", 1))
+    synced = ((OURS, "loglib", 16), (ALONE, "alone", 1), (SQLITE, "sqlite3", 16), (REDIS, "redis", 16))
+    two = ((OURS, "loglib", 2), (SQLITE, "sqlite3", 2))
+    return [
+        Case(
+            "turns[16B key + 200B, one a call, 4 processes, 4 partitions, default flush policy]",
+            runs(
+                "turns", *own_and_others, (SQLITE, "sqlite3", 4), (f"{SQLITE}, one process", "sqlite3", 1),
+                (REDIS, "redis", 4), (f"{REDIS}, 50 a round trip", "redis, 50", 4), partitions=4,
+            ),
+            sizes.few_repeats,
+        ),
+        Case(
+            "turns[16B key + 200B, sync=True, 16 processes, one partition]",
+            runs("turns", *synced, partitions=1, sync=True),
+            sizes.few_repeats,
+        ),
+        Case(
+            "turns[a call while another process appends without a pause]",
+            runs("turn_of_busy", *two, partitions=1),
+            sizes.few_repeats,
+        ),
+        Case(
+            "turns[a call after one of another process, which is idle since]",
+            runs("turn_of_idle", *two, partitions=1, turns=200),
+            sizes.few_repeats,
+        ),
+    ]  # fmt: skip
 
 
 def _logging_cases(sizes: Sizes) -> list[Case]:

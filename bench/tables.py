@@ -99,12 +99,12 @@ def _append_arrow(path: Path, values: list[bytes], keys: list[bytes] | None, par
 
 def _on_one_core(path: Path, values: list[bytes], keys: list[bytes] | None, partitions: int) -> Callable[[], Writer]:
     """The same without the helper thread."""
-    tables.Helper = InTurn  # type: ignore[attr-defined, assignment]
+    tables.WorkAhead = InTurn  # type: ignore[attr-defined, assignment]
     return _append_arrow(path, values, keys, partitions)
 
 
 class InTurn:
-    """In place of `Helper`: works when its results are taken."""
+    """In place of `WorkAhead`: works when its results are taken."""
 
     def __init__(self, work: Callable[[Any], Iterator[Any]]) -> None:
         self._work = work

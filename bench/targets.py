@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cases import (
+    ALONE,
     ARROW,
     CP,
     FILE_HANDLER,
@@ -41,6 +42,8 @@ _THREADS = "append[200B, one a call, sync=True, 16 threads]"
 _FOLLOW = "follow[200B, 1000 messages/s, another process, flush each, no fsync]"
 _GROUP = "group[200B records, 4 partitions]"
 _TAKEOVER = "group[takeover after SIGKILL, 4 members, 8 partitions]"
+
+_TURNS = "turns[16B key + 200B, one a call, 4 processes, 4 partitions, default flush policy]"
 
 _REPLICAS, _OF_ONE = "replicas", "of one directory"
 
@@ -82,6 +85,8 @@ _RATIOS = (
     (f"append[200B, one a call, sync=True, {_REPLICAS}]", TWICE, OURS, 0.45, _OF_ONE),
     (f"append[200B, one a call, sync=True, 16 threads, {_REPLICAS}]", TWICE, OURS, 0.7, _OF_ONE),
     (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
+    (_TURNS, OURS, ALONE, 0.8, "of one process"),
+    (_TURNS, OURS, SQLITE, 10.0, "x sqlite3"),
     ("logging[text]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
     ("logging[JSON]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
 )

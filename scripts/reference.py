@@ -17,6 +17,7 @@ import loglib.errors
 import loglib.groups
 import loglib.log
 import loglib.logging
+import loglib.metrics.exporter
 import loglib.metrics.opentelemetry
 import loglib.metrics.prometheus
 import loglib.offload
@@ -37,7 +38,9 @@ def reference() -> str:
     """The page as it should be."""
     lines = [BEGINNING]
     rooms = loglib.groups, loglib.transactions, loglib.copies, loglib.offload, loglib.log, loglib.errors
-    metrics = loglib.metrics, loglib.metrics.opentelemetry, loglib.metrics.prometheus
+    metrics = (
+        loglib.metrics, loglib.metrics.opentelemetry, loglib.metrics.prometheus, loglib.metrics.exporter,
+    )  # fmt: skip
     for module in (loglib, *rooms, loglib.aio, loglib.audit, loglib.logging, *metrics, loglib.spark, loglib.testing):
         hidden = set() if module is loglib else set(loglib.__all__)  # a name has one row
         names = [name for name in module.__all__ if not name.startswith("__") and name not in hidden]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 
-from loglib.spark.plan import Range, plan
+from loglib.spark.plan import Part, Range, plan
 
 MB = 10**6
 MIB = 1 << 20
@@ -113,7 +113,9 @@ def shares(of: Plan) -> list[float]:
 def run_batch(of: Plan, parts: list[float]) -> tuple[float, int]:
     """The seconds and the tasks of a batch that reads so much of each partition."""
     ranges = [
-        Range("t", "/logs/t", b"", number, 0, 0, int(size), int(size)) for number, size in enumerate(parts) if size >= 1
+        Range(Part("t", "/logs/t", b"", number), 0, 0, int(size), int(size))
+        for number, size in enumerate(parts)
+        if size >= 1
     ]
     tasks = plan(ranges, max_task_bytes=of.task_bytes, cores=of.all_cores)
     free_at = [0.0] * of.all_cores

@@ -105,10 +105,10 @@ def _watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         event.set()
         return False
 
-    notifications.listen(str(place.parent), watched, serve)
+    notifications.notification_thread().listen(str(place.parent), watched, serve)
     assert watched.wait(30)
     yield
-    notifications.leave(watched)
+    notifications.notification_thread().leave(watched)
 
 
 @pytest.fixture
@@ -265,6 +265,13 @@ def tree(path: Path) -> dict[str, bytes]:
     }
 
 
+def in_parts(count: int) -> pytest.MarkDecorator:
+    """A test of many cases gets a `part` of them, a slice: every `count`-th one, and all of them in the whole proof."""
+    parts = [slice(number, None, count) for number in range(count)]
+    marked = [pytest.param(each, marks=pytest.mark.slow if each.start else ()) for each in parts]
+    return pytest.mark.parametrize("part", marked, ids=[f"part {each.start + 1} of {count}" for each in parts])
+
+
 def last_segment(path: Path, partition: int = 0) -> Path:
     return max((path / f"{partition:04d}").glob("*.log"))
 
@@ -302,7 +309,7 @@ def open_files() -> list[str]:
 
 
 def _descriptors_of_inboxes() -> set[int]:
-    observer = notifications._notification_thread()._observer
+    observer = notifications.notification_thread()._observer
     descriptors = None if observer is None else observer._open
     return set() if descriptors is None else {descriptors.inotify, descriptors.wake_in, descriptors.wake_out}
 

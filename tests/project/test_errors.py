@@ -12,6 +12,7 @@ import pytest
 
 import loglib
 from loglib import OffsetRange, errors
+from loglib.system.failures import together
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 BROKEN = OSError(errno.EIO, "Input/output error")
@@ -156,6 +157,31 @@ CASES = [
         {"path": "t", "name": "partitions", "given": 3, "stored": 2},
         "t was created with partitions=2, not 3; leave the argument out, or open it with mode=",
     ),
+    (
+        errors.FencedJobError("mail", 1, 5, 9, "its lease was over"),
+        {"share": "mail", "partition": 1, "offset": 5, "token": 9, "by": "its lease was over"},
+        "share mail: the record at offset 5 of partition 1 is no longer in this hand: its lease was over; nothing was",
+    ),
+    (
+        errors.UnsettledError("mail", 1, 5),
+        {"share": "mail", "partition": 1, "offset": 5},
+        "is not settled: call accept(), release() or reject() before the next step",
+    ),
+    (
+        errors.ShareMismatchError("mail", "window", 5, 10),
+        {"share": "mail", "name": "window", "given": 5, "stored": 10},
+        "share mail has window=10, not 5: leave the argument out, or change the share",
+    ),
+    (
+        errors.ShareFullError("mail", 1, 100),
+        {"share": "mail", "partition": 1, "window": 100},
+        "share mail: 100 records of partition 1 wait or are in hand, which is its window",
+    ),
+    (
+        errors.ShareReplacedError("mail", 1, 5, "the log ends at offset 3"),
+        {"share": "mail", "partition": 1, "offset": 5, "differs": "the log ends at offset 3"},
+        "the log ends at offset 3; choose a place with topic.reset_share()",
+    ),
     (errors.MissingCodecError("lz4", "lz4"), {"codec": "lz4", "extra": "lz4"}, "install loglib's extra [lz4]"),
 ]
 IDS = [type(error).__name__ for error, _, _ in CASES]
@@ -243,7 +269,7 @@ def test_together_the_most_telling_error_names_all_that_is_lost() -> None:
         for each in (full, failed):
             each.errors = ()
         full.lost, failed.lost, failed.in_doubt = (OffsetRange(0, range(2)),), (), (OffsetRange(1, range(3)),)
-        found = errors.together(given)
+        found = together(given)
         assert found is failed
         assert list(failed.lost) == [OffsetRange(0, range(2))]
         assert list(failed.in_doubt) == [OffsetRange(1, range(3))]
@@ -252,7 +278,7 @@ def test_together_the_most_telling_error_names_all_that_is_lost() -> None:
 
 def test_together_errors_of_the_system_alone_stay_what_they_are() -> None:
     first, second = OSError("odd"), MemoryError()
-    assert errors.together([second, first]) is first
+    assert together([second, first]) is first
     assert first.__notes__ == ["also: MemoryError()"]
     alone = errors.LogClosedError("closed")
-    assert errors.together([alone]) is alone and alone.errors == ()
+    assert together([alone]) is alone and alone.errors == ()

@@ -2,12 +2,15 @@
 
 import ast
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from conftest import SOURCE, run_python
+from loglib import Topic
 
 PACKAGE = SOURCE / "loglib"
 
@@ -24,6 +27,7 @@ ROOMS = (
     "partition",
     "open_topic",
     "groups",
+    "jobs",
     "offload",
     "transactions",
     "copies",
@@ -36,6 +40,7 @@ ROOMS = (
     "metrics",
     "audit",
     "spark",
+    "ui",
     "cli",
     "__main__",
 )
@@ -54,7 +59,6 @@ FILE_CALLS = {
 }  # fmt: skip
 MAY_CALL = {
     "system/system_calls": FILE_CALLS, "system/notify": {"close", "read", "write"}, "spark/session": {"access"},
-    "system/descriptors": {"open", "close", "dup"},
     # These are the ends of a process: what it reads and writes are its own standard streams, and files that its
     # user names.
     "cli/lines": {"open", "close", "read", "pread", "fstat"}, "cli/signals": {"close"},
@@ -64,8 +68,8 @@ MAY_CALL = {
 FILE_MODULES = {"fcntl", "io", "shutil", "tempfile", "pathlib", "glob", "fileinput", "subprocess"}
 MAY_IMPORT = {
     "__init__": {"fcntl"}, "format/columns": {"io"},
-    "system/files": {"fcntl"}, "system/system_calls": {"fcntl"},
-    "system/descriptors": {"fcntl", "tempfile"},  # a file that is compared before it is uploaded
+    "system/files": {"fcntl"},
+    "system/system_calls": {"fcntl", "tempfile"},  # the second for a file that is compared before it is uploaded
     "testing/memory": {"fcntl"},
     "cli/copies": {"subprocess"},  # its user names a command, such as ssh, that carries a stream
     "offload/parquet": {"io"},  # the base of what Arrow takes for a file; its calls go to `Files`
@@ -158,9 +162,10 @@ MAKES_DESCRIPTORS = {
     "inotify_init", "inotify_init1", "TemporaryFile", "NamedTemporaryFile", "SpooledTemporaryFile", "mkstemp",
 }  # fmt: skip
 MAY_MAKE = {
-    "system/system_calls": {"os.open"}, "system/descriptors": {"os.open", "os.dup"}, "system/notify": {"os.pipe"},
+    "system/system_calls": {"os.open", "os.dup"}, "system/notify": {"os.pipe"},
     "cli/lines": {"os.open"}, "cli/signals": {"os.pipe2"}, "cli/streams": {"os.open"},
-    "cli/copies": {"socket.create_server", "listener.accept", "socket.socket", "subprocess.Popen"},
+    "cli/copies": {"socket.create_server", "socket.socket", "listener.accept", "subprocess.Popen"},
+    "ui/server": {"socket.create_server"},
 }
 _MAKERS = {"os", "socket", "select", "subprocess", "tempfile", "listener", "ctypes"}
 
@@ -194,6 +199,29 @@ def test_no_module_has_another_way_to_files(name: str) -> None:
         assert reached <= MAY_IMPORT.get(name, set()), f"{name} imports {reached}"
 
 
+@pytest.mark.parametrize("keyed", [False, True], ids=["keyless", "keyed"])
+@pytest.mark.parametrize(("count", "rooms"), [(10, set()), (5000, {"format", "system"})], ids=["few", "many"])
+def test_append_many_leaves_its_room_only_for_lower_ones(
+    count: int, rooms: set[str], keyed: bool, open_topic: Callable[..., Topic]
+) -> None:
+    entered: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            entered.add(room_of(str(path.relative_to(PACKAGE))))
+
+    topic = open_topic(partitions=4)
+    keys = [b"%d" % (number % 50) for number in range(count)] if keyed else None
+    topic.append_many([b"value"] * count, keys=keys)  # makes the writers
+    sys.setprofile(note)
+    try:
+        topic.append_many([b"value"] * count, keys=keys)
+    finally:
+        sys.setprofile(None)
+    assert entered == {"append"} | rooms
+
+
 @pytest.mark.usefixtures("unmeasured")
 def test_import_brings_in_nothing_heavy() -> None:
     program = """
@@ -208,7 +236,7 @@ def test_import_brings_in_nothing_heavy() -> None:
     assert run_python(program).split() == ["[]", "[]"]
 
 
-def test_a_topic_that_has_no_copies_loads_nothing_that_copies_need() -> None:
+def test_a_topic_without_copies_and_groups_loads_neither() -> None:
     program = """
         import sys, tempfile, os
         import loglib
@@ -219,8 +247,11 @@ def test_a_topic_that_has_no_copies_loads_nothing_that_copies_need() -> None:
                 topic.append(b"1", sync=True)
                 assert len(list(topic.read())) == 1
             loglib.Topic.open(os.path.join(place, "orders"), mode="r").close()
-        loaded = [name for name in sys.modules if name.startswith(("loglib.copies.", "loglib.offload."))]
-        print([name for name in loaded if name != "loglib.copies.parts"])  # which looks at the arguments alone
+        rooms = ("loglib.copies.", "loglib.offload.", "loglib.groups.", "loglib.jobs.", "loglib.log.verify")
+        rooms += ("loglib.log.donors",)
+        loaded = {name for name in sys.modules if name.startswith(rooms)}
+        # The first looks at the arguments alone, and the others have the methods of `Topic`.
+        print(sorted(loaded - {"loglib.copies.parts", "loglib.groups.grouped_topic", "loglib.jobs.sharing_topic"}))
     """
     assert run_python(program).strip() == "[]"
 
