@@ -148,6 +148,22 @@ def test_worker_that_is_a_parent_closes_after_its_own_workers(tmp_path: Path) ->
     assert sorted(values_in(tmp_path)) == [[0, 1, 2], [0, 1, 7]]
 
 
+@pytest.mark.parametrize("ending", ["after a task", "closed"])
+def test_worker_of_the_pool_of_celery_flushes_when_it_ends(ending: str, tmp_path: Path) -> None:
+    """billiard's pool calls no exit functions, and ends a worker that says that it is done by SIGTERM."""
+    program = """
+        import billiard, workers
+        path, most = sys.argv[1] + "/topic", 1 if sys.argv[2] == "after a task" else None
+        for _ in range(3):
+            pool = billiard.get_context("fork").Pool(1, maxtasksperchild=most)
+            pool.apply(workers.work, (path, 3))
+            pool.close()
+            pool.join()
+    """
+    run_with_module(program, tmp_path, ending)
+    assert values_in(tmp_path) == [[0, 1, 2]] * 3
+
+
 def test_topic_opened_before_multiprocessing_is_imported_is_closed_once(tmp_path: Path) -> None:
     program = """
         import workers

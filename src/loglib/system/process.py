@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import partial, wraps
 from itertools import starmap
 from operator import call, length_hint
 from types import FrameType, ModuleType
@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 _PACKAGE = __name__.partition(".")[0]  # loglib, wherever this module is in it
 _POOLS = ("multiprocessing.util", "multiprocess.util")  # the second one: pathos, and others that pickle with dill
+_END_OF_BILLIARD = "_do_exit"  # the method that ends a worker of its pool
 _LAST = -100  # after the other exit functions of their workers (down to -5), which may still append
 
 
@@ -184,10 +185,11 @@ os.register_at_fork(
 
 
 class _AtExit(Listeners[[]]):
-    """Called when the interpreter ends, and when a worker of `multiprocessing` or of its copy `multiprocess` ends.
+    """Called when the interpreter ends, and when a worker of `multiprocessing`, `multiprocess` or `billiard` ends.
 
-    Such a worker ends by `os._exit`, and calls only the exit functions of its package. This module need not import
-    the package: a worker has imported it, and in any other process `atexit` makes the calls.
+    Such a worker ends by `os._exit`, and calls only the exit functions of its package; a worker of billiard's pool,
+    which Celery uses, calls none. This module need not import the package: a worker has imported it, and in any other
+    process `atexit` makes the calls.
     """
 
     def __init__(self) -> None:
@@ -202,10 +204,29 @@ class _AtExit(Listeners[[]]):
                 self._register(util)
                 # A worker that is not forked drops exit functions of modules that it imports first: register again.
                 util.register_after_fork(self, partial(_AtExit._register, util=util))
+        pool = sys.modules.get("billiard.pool")
+        if pool is not None:
+            self._wrap_end(pool.Worker)
 
     def _register(self, util: ModuleType) -> None:
         util.Finalize(None, self.end, exitpriority=_LAST)
         self._registered.add(util.__name__)
+
+    def _wrap_end(self, worker: Any) -> None:
+        """Let the method that ends workers of billiard's pool call these methods first."""
+        ends = getattr(worker, _END_OF_BILLIARD, None)
+        if ends is None or hasattr(ends, _PACKAGE):
+            return
+
+        @wraps(ends)
+        def end_first(*args: Any, **keywords: Any) -> None:
+            try:
+                self.end()
+            finally:
+                ends(*args, **keywords)
+
+        setattr(end_first, _PACKAGE, True)
+        setattr(worker, _END_OF_BILLIARD, end_first)
 
     def clear(self) -> None:
         super().clear()
