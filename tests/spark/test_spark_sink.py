@@ -23,7 +23,7 @@ from spark_logs import all_records
 from spark_session import local_session
 
 import loglib
-from conftest import NOW, QUIET, ROOT
+from conftest import NOW, QUIET, ROOT, SOURCE
 from loglib import Record, Topic, testing
 from loglib.append.partitioner import by_crc32
 from pyspark_loglib import DefaultSource
@@ -538,6 +538,52 @@ def assert_in_order_of_sources(path: Path) -> None:
     for source in (b"source", b"other"):
         found = [record for record in all_records(path) if (record.key or b"").startswith(source)]
         assert len({record.value for record in found}) == len(found)
+
+
+APPENDING = """
+import os, sys
+from loglib import Topic
+
+path, over = sys.argv[1:]
+workers = []
+for name in (b"first", b"second", b"third"):
+    workers.append(os.fork())
+    if not workers[-1]:
+        number = 0
+        with Topic.open(path, shared=True) as topic:
+            while not os.path.exists(over):
+                topic.append(b"%d" % number, key=name, sync=number % 10 == 0)
+                number += 1
+        os.write(1, b"%s %d\\n" % (name, number))
+        os._exit(0)
+sys.exit(any([os.waitpid(worker, 0)[1] for worker in workers]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_take_turns_append_while_queries_write(
+    spark: SparkSession, source: Path, target: Path, tmp_path: Path
+) -> None:
+    over = tmp_path / "over"
+    command = [sys.executable, "-c", APPENDING, str(target), str(over)]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    appending = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    pipeline = Pipeline(spark, source, target)
+    for end in range(500, 800, 100):
+        pipeline.run()
+        save(numbers(spark, 100), target)
+        fill(source, end, end + 100)
+    over.touch()
+    told = {name: int(count) for name, count in map(str.split, appending.communicate(timeout=300)[0].splitlines())}
+    assert appending.returncode == 0 and len(told) == 3
+    found: dict[str, list[int]] = {}
+    for record in all_records(target):
+        name = (record.key or b"").decode()
+        found.setdefault("source" if name.startswith("source-") else name, []).append(int(record.value or b""))
+    for name, count in told.items():
+        assert found.pop(name) == list(range(count)), name
+    assert sorted(found.pop("source")) == list(range(700))
+    assert Counter(number for numbers in found.values() for number in numbers) == Counter(list(range(100)) * 3)
 
 
 # --- foreachBatch ------------------------------------------------------------------------------------------
