@@ -10,7 +10,7 @@ import pytest
 
 from conftest import needs_proc, needs_root, open_files, settled_files, start_python
 from loglib import CorruptLogError, LockedError
-from loglib.system.files import REAL
+from loglib.system.files import REAL, Files
 from loglib.system.lock import acquire
 from loglib.testing import FaultyFiles, WatchedFiles
 from loglib.testing.watched import Call
@@ -72,12 +72,24 @@ def test_lock_kept_by_a_forked_child_says_so(file: Path) -> None:
     acquire(REAL, str(file.parent), 0o600).release()
 
 
+class Listless(Files):
+    """The real files of a system without a list of locks."""
+
+    def read_proc(self, path: str) -> bytes:
+        raise FileNotFoundError(path)
+
+
+UNNAMED = rf"another process|pid {os.getpid()} \("
+
+
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"12 34", b"x y z"])
-def test_holder_that_has_not_written_its_name_yet_is_another_process(content: bytes, file: Path) -> None:
+def test_holder_that_has_not_written_its_name_yet_is_found_in_the_list_of_locks(content: bytes, file: Path) -> None:
     lock = acquire(REAL, str(file.parent), 0o600)
     file.write_bytes(content)
-    with pytest.raises(LockedError, match="another process"):
+    with pytest.raises(LockedError, match=UNNAMED):
         acquire(REAL, str(file.parent), 0o600)
+    with pytest.raises(LockedError, match="another process"):
+        acquire(Listless(), str(file.parent), 0o600)
     lock.release()
 
 
@@ -88,7 +100,7 @@ def test_second_writer_is_refused_although_the_lock_file_is_gone(how: str, file:
     file.unlink()
     if how == "replaced":
         file.write_bytes(b"")
-    with pytest.raises(LockedError, match="another process"):
+    with pytest.raises(LockedError, match=UNNAMED):
         acquire(REAL, str(file.parent), 0o600)
     lock.release()
     acquire(REAL, str(file.parent), 0o600).release()

@@ -114,6 +114,30 @@ def test_stopped_holder_is_named_after_the_wait_and_only_its_partition_is_refuse
     assert wait(holder) == 0
 
 
+def append_again_when_told(path: Path, report: Told) -> None:
+    """Keep a partition, and take it back after another process has had it."""
+    with opened(path, wait=PATIENCE_S) as topic:
+        for step in (1, 2):
+            topic.append(b"%d" % step, partition=0)
+            report.opened = step
+            wait_until(lambda: report.over >= report.opened, "the next step")
+
+
+def test_process_that_took_its_partition_back_is_named_to_one_that_does_not_share(path: Path, start: Start) -> None:
+    make(path)
+    report = told()
+    holder = start(partial(append_again_when_told, path, report))
+    wait_until(lambda: report.opened == 1, "the holder")
+    with opened(path, wait=PATIENCE_S) as topic:
+        topic.append(b"between", partition=0, sync=True)
+    report.over = 1
+    wait_until(lambda: report.opened == 2, "the holder")
+    with pytest.raises(LockedError, match=f"pid {holder} "):
+        Topic.open(path)
+    report.over = 2
+    assert wait(holder) == 0
+
+
 def test_killed_holder_keeps_nobody_waiting(path: Path, start: Start) -> None:
     """The next one takes the partition over, with what the killed one had synced."""
     make(path, partitions=1)

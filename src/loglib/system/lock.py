@@ -88,7 +88,7 @@ def acquire(
     try:
         if take is None:
             if not files.try_lock(place.fd, path):
-                raise LockedError(place.path_of(NAME), _named_holder(place))
+                raise LockedError(place.path_of(NAME), holder_of(place))
         elif not take(place):
             raise LockedError(place.path_of(NAME), holder_of(place), advice=waited_for(wait_s))
         with _changing:
