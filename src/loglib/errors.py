@@ -283,14 +283,15 @@ class GroupBusyError(_FactsError):
 
 
 class GroupNotFoundError(_FactsError, LookupError):
-    """The topic has no consumer group of this name. `found` has the existing groups."""
+    """The topic has no consumer group, or no share, of this name. `found` has the existing ones."""
 
     path: str
     group: str
     found: list[str]
+    kind: str = "group"  # or "share"
 
     def _message(self) -> str:
-        return f"{self.path} has no group {self.group}; it has {', '.join(self.found) or 'none'}"
+        return f"{self.path} has no {self.kind} {self.group}; it has {', '.join(self.found) or 'none'}"
 
 
 class GroupMismatchError(_FactsError):

@@ -309,6 +309,9 @@ def test_topic_that_is_used_or_whose_new_name_is_not_free_is_not_renamed(cli: Cl
         with loglib.group([views, topic], "both"):  # its directory is in the other topic
             busy = cli("rename", clicks, "hits")
             assert busy.code == 3 and "both" in busy.errors
+        with topic.share("mail"):
+            shared = cli("rename", clicks, "hits")
+            assert shared.code == 3 and "share mail is in use" in shared.errors
     assert cli("rename", clicks, "views").code == 3
     for name in (clicks.parent.parent / "hits", "a b", ".hits", "", "a/b", ".."):
         assert cli("rename", clicks, name).code in (2, 3), name

@@ -478,6 +478,18 @@ def test_reset_share_begins_again(topic: Topic) -> None:
         assert values(share) == []
 
 
+def test_reset_of_one_partition_leaves_the_others(open_topic: Open) -> None:
+    """They began again, too."""
+    topic = open_topic(partitions=2)
+    for number in (0, 1):
+        topic.append(b"%d" % number, partition=number, sync=True)
+    with topic.share("mail") as share:
+        assert len(values(share)) == 2
+    assert topic.reset_share("mail", {1: "begin"}) == {1: topic.partition(1).log_start_offset}
+    with topic.share("mail") as share:
+        assert values(share) == [b"1"]
+
+
 def test_deleted_share_is_forgotten(topic: Topic) -> None:
     with topic.share("mail") as share:
         values(share)
@@ -485,7 +497,7 @@ def test_deleted_share_is_forgotten(topic: Topic) -> None:
     topic.delete_share("mail")
     assert topic.shares() == []
     for call in (topic.share_info, topic.delete_share, topic.alter_share):
-        with pytest.raises(GroupNotFoundError):
+        with pytest.raises(GroupNotFoundError, match="has no share mail; it has none"):
             call("mail")
     with topic.share("mail") as share:
         assert values(share) == ALL

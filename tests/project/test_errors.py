@@ -82,6 +82,11 @@ CASES = [
         "t has no group shup; it has audit, ship",
     ),
     (
+        errors.GroupNotFoundError("t", "mial", ["mail"], "share"),
+        {"path": "t", "group": "mial", "found": ["mail"], "kind": "share"},
+        "t has no share mial; it has mail",
+    ),
+    (
         errors.LogMovedError("t/0000", "was moved away", kept=True),
         {"path": "t/0000", "became": "was moved away", "kept": True},
         "was moved away; all flushed records are whole in the old files, even if these were moved; open the",

@@ -10,8 +10,8 @@ import click
 from ..config.arguments import check_names
 from ..config.policies import TopicConfig
 from ..errors import LogError
-from ..groups.administration import check_no_readers
 from ..groups.several_topics import topics
+from ..jobs.administration import check_no_readers
 from ..log import catalog, topic_file
 from ..log.catalog import TopicInfo
 from ..partition import Partition
@@ -224,8 +224,8 @@ def delete(topic: str, dry_run: bool, yes: bool) -> None:
 def rename(topic: str, name: str) -> None:
     """Give a topic another name in its directory. Its records, groups and transactions stay with it.
 
-    NAME is the new name, or the path with the new name. Nobody may write the topic, and no member of a group may read
-    it. What names the topic by its path (services, mirrors, archives) must be told the new one.
+    NAME is the new name, or the path with the new name. Nobody may write the topic, and no member of a group or a
+    share may read it. What names the topic by its path (services, mirrors, archives) must be told the new one.
     """
     name = name.rstrip(os.sep) or name
     parent, last = os.path.split(os.path.abspath(name) if os.sep in name else name)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..errors import GroupBusyError, LogError
 from ..groups.administration import check_no_members as check_no_group_members
+from ..groups.administration import check_no_readers as check_no_group_readers
 from ..log.lookup import StartLike
 from ..system.files import Files
 from .ack_log import AckLog
@@ -99,12 +100,15 @@ def alter(directory: ShareDirectory, given: Mapping[str, Any]) -> Settings:
 
 
 def reset(directory: ShareDirectory, start: StartLike) -> dict[int, int]:
-    """Begin again at a start, while the share has no members; returns the offset of each partition. Durable."""
+    """Begin again at a start, while the share has no members; returns the offset of each partition. Durable.
+
+    Partitions that are missing from a mapping stay as they are.
+    """
     directory.require()
     directory.check_role()
     _check_no_members(directory)
     logs = directory.find_logs()
-    starts = directory.starts(start, logs)
+    starts = directory.starts(start, logs, others=None)
     for partition, offset in starts.items():
         directory.make_added(partition)
         with closing(_writing(directory, partition)) as acks:
@@ -160,6 +164,16 @@ def _check_no_members(directory: ShareDirectory) -> None:
 def check_no_members(files: Files, topic_path: str) -> None:
     """`GroupBusyError` if a group or a share that is stored with this topic has members."""
     check_no_group_members(files, topic_path)
+    _check_no_share_members(files, topic_path)
+
+
+def check_no_readers(files: Files, topic_path: str) -> None:
+    """`GroupBusyError` also if a group of another topic beside this one has members that read it."""
+    check_no_group_readers(files, topic_path)
+    _check_no_share_members(files, topic_path)
+
+
+def _check_no_share_members(files: Files, topic_path: str) -> None:
     for share in share_names(files, topic_path):
         with suppress(FileNotFoundError):
             directory = os.path.join(topic_path, SHARES, share, "members")

@@ -97,7 +97,7 @@ class ShareDirectory(NamedTuple):
         """`GroupNotFoundError` if the share does not exist."""
         check_names(self.name)
         if not self.exists():
-            raise GroupNotFoundError(self.topic_path, self.name, share_names(self.files, self.topic_path))
+            raise GroupNotFoundError(self.topic_path, self.name, share_names(self.files, self.topic_path), "share")
 
     def check_role(self) -> None:
         """`NotLeaderError` if the topic's directory is a copy that has no shares of its own."""
@@ -140,9 +140,9 @@ class ShareDirectory(NamedTuple):
 
     # --- making --------------------------------------------------------------------------------------
 
-    def starts(self, start: StartLike, logs: Mapping[int, Log]) -> dict[int, int]:
-        """The offset of a start in each partition."""
-        starts = starts_of(start, logs, now_us=self.clock(), others="begin")
+    def starts(self, start: StartLike, logs: Mapping[int, Log], *, others: str | None = "begin") -> dict[int, int]:
+        """The offset of a start in each partition. Partitions missing from a mapping get `others`, or are omitted."""
+        starts = starts_of(start, logs, now_us=self.clock(), others=others)
         return {partition: resolve(logs[partition], each) for partition, each in starts.items()}
 
     def make(self, start: StartLike, given: Mapping[str, Any]) -> None:

@@ -74,8 +74,8 @@ class SharingTopic(GroupedTopic):
     def reset_share(self, name: str, start: StartLike) -> dict[int, int]:
         """Let a share begin again at a start, while it has no members; returns the next offset of each partition.
 
-        All its records from there on come again, with their first attempt. Raises `GroupBusyError` and
-        `GroupNotFoundError`.
+        All its records from there on come again, with their first attempt. A mapping changes only the partitions that
+        it names. Raises `GroupBusyError` and `GroupNotFoundError`.
         """
         from .administration import reset
 
