@@ -102,6 +102,9 @@ def test_verb_and_options_that_a_page_names_exist(command: str) -> None:
     verb = words[1].rstrip(".,;:")
     known = program._loglib.get_command(click.Context(program._loglib), verb)
     assert known is not None, f"there is no verb {verb}"
+    if isinstance(known, click.Group) and len(words) > 2:
+        known = known.get_command(click.Context(known), words[2].rstrip(".,;:"))
+        assert known is not None, f"{verb} has no command {words[2]}"
     options = {name for each in known.params for name in (*each.opts, *each.secondary_opts)} | {"--help", "-h"}
     named = {word.split("=")[0] for word in words[2:] if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)}
     assert named <= options, f"{command}: no {sorted(named - options)}"

@@ -41,11 +41,11 @@ _PURPOSES = {
         "alter": ("topics", "Change the policies of a topic."),
         "rename": ("topics", "Give a topic another name. Its groups stay with it."),
         "copy": ("duplicate", "Copy the records of a topic to a new one, also with other partitions or policies."),
-        "delete": ("topics", "Delete a topic with all its records and groups."),
+        "delete": ("topics", "Delete a topic with all its records, groups and shares."),
     },
     "Look at topics and groups": {
         "ls": ("topics", "List topics, or the segments of a topic."),
-        "info": ("topics", "Describe a topic: policies, partitions, times and groups."),
+        "info": ("topics", "Describe a topic: policies, partitions, times, groups and shares."),
         "groups": ("groups", "List consumer groups."),
         "lag": ("groups", "Show the lag of groups."),
         "ui": ("ui", "Show topics in a browser."),
@@ -62,6 +62,9 @@ _PURPOSES = {
         "reset": ("groups", "Move the commits of a group that has no members."),
         "evict": ("groups", "Take its partitions away from a member of a group that hangs."),
         "delete-group": ("groups", "Delete a consumer group that has no members."),
+    },
+    "Jobs": {
+        "share": ("shares", "Look at shares, by which workers take jobs; reset, alter, evict, delete."),
     },
     "Drop or offload old records": {
         "retain": ("upkeep", "Drop the segments that the retention policy does not keep."),
@@ -95,9 +98,10 @@ _ELSEWHERE = {
     "add-partitions": "alter --add-partitions", "backup": "snapshot", "copy-to": "copy", "consumer": "consume",
     "consumer-groups": "groups", "cp": "copy", "describe": "info", "dump-log": "dump", "export": "cat --format",
     "follow": "tail -f", "fsck": "verify", "get": "cat", "grep": "cat --grep", "head": "cat -n 10", "import": "append",
-    "insert": "append", "list": "ls", "mv": "rename", "produce": "append", "producer": "append", "publish": "append",
-    "query": "sql", "read": "cat", "replicate": "mirror", "rm": "delete", "send": "append", "show": "info",
-    "stats": "info", "status": "info", "subscribe": "tail -f", "topics": "ls", "watch": "tail -f", "write": "append",
+    "insert": "append", "jobs": "share ls", "list": "ls", "mv": "rename", "produce": "append", "producer": "append",
+    "publish": "append", "query": "sql", "queues": "share ls", "read": "cat", "replicate": "mirror", "rm": "delete",
+    "send": "append", "share-groups": "share ls", "shares": "share ls", "show": "info", "stats": "info",
+    "status": "info", "subscribe": "tail -f", "topics": "ls", "watch": "tail -f", "write": "append",
     "xadd": "append", "xinfo": "info", "xrange": "cat", "xread": "tail -f",
 }  # fmt: skip
 

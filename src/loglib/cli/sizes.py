@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import click
 
 from ..groups.directory import GROUPS
+from ..jobs.directory import SHARES
 from ..segment import parse_segment_name
 from ..system.files import REAL
 from ..transactions.repair_store import is_store
@@ -89,9 +90,9 @@ def _what(inside: str) -> tuple[int | None, str]:
     """The partition of a file in a topic's directory, if it has one, and what the file is for."""
     first, _, rest = inside.partition(os.sep)
     name = os.path.basename(inside)
-    if rest and first == GROUPS:
-        group = rest.split(os.sep)[0]
-        return None, "left over" if group.startswith(".") and os.sep in rest else f"group {group}"
+    if rest and first in (GROUPS, SHARES):
+        owner = rest.split(os.sep)[0]
+        return None, "left over" if owner.startswith(".") and os.sep in rest else f"{first[:-1]} {owner}"
     if rest and first == STAGING:
         return None, "staging"
     partition = int(first) if rest and _PARTITION.fullmatch(first) else None
@@ -132,7 +133,7 @@ def _summed(files: Iterator[_File]) -> list[_File]:
 @click.option("-a", "--all", "each", is_flag=True, help="List each file, such as each segment.")
 @as_json
 def du(topic: str, each: bool, as_json: bool) -> int:
-    """Show how many bytes a topic takes: segments, what was set aside, groups. A directory: all of its topics.
+    """Show how many bytes a topic takes: segments, what was set aside, groups, shares. A directory: all of its topics.
 
     SIZE is the length of the files. ON DISK is what they take there: a file with two names counts once, and a hole in
     a file does not count. It takes no lock, and works for a damaged topic.

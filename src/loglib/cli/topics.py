@@ -110,7 +110,7 @@ def _segment_row(facts: dict[str, Any]) -> tuple[object, ...]:
 @click.argument("topic", type=DIRECTORY)
 @as_json
 def info(topic: str, as_json: bool) -> None:
-    """Describe a topic: its policies, partitions, times and groups. A directory: each of its topics."""
+    """Describe a topic: its policies, partitions, times, groups and shares. A directory: each of its topics."""
     for number, path in enumerate(topic_paths(topic)):
         with Topic.open(path, mode="r") as opened:
             if as_json:
@@ -124,7 +124,7 @@ def info(topic: str, as_json: bool) -> None:
 def _facts(topic: Topic) -> dict[str, Any]:
     return {
         "name": topic.name, "path": topic.path, "log_id": topic.log_id.hex(), "policies": topic.config.to_json(),
-        "groups": topic.groups(), "size_bytes": log_bytes(topic),
+        "groups": topic.groups(), "shares": topic.shares(), "size_bytes": log_bytes(topic),
         "partitions": [_partition_facts(each) for each in topic.partitions],
     }  # fmt: skip
 
@@ -141,7 +141,8 @@ def _describe(topic: Topic) -> None:
     facts = _facts(topic)
     size = sized(facts["size_bytes"])
     click.echo(f"{safe(topic.name)}: {size} in {len(topic.partitions)} partitions, at {safe(topic.path)}")
-    click.echo(f"log id {facts['log_id']}, groups: {', '.join(topic.groups()) or 'none'}")
+    groups, shares = (safe(", ".join(facts[each]) or "none") for each in ("groups", "shares"))
+    click.echo(f"log id {facts['log_id']}, groups: {groups}, shares: {shares}")
     click.echo(f"partitioner {topic.config.partitioner}, permissions {topic.config.permissions:o}")
     click.echo("policies (* is not the default):")
     default = dict(described(TopicConfig()))
@@ -206,10 +207,11 @@ def _loss(topic: Topic, config: TopicConfig) -> str:
 @dry_run
 @yes
 def delete(topic: str, dry_run: bool, yes: bool) -> None:
-    """Delete a topic with all its records and groups."""
+    """Delete a topic with all its records, groups and shares."""
     with Topic.open(topic, mode="r") as opened:
-        groups = ", ".join(opened.groups()) or "none"
-        what = f"{topic}: {sized(log_bytes(opened))} in {len(opened.partitions)} partitions, groups: {groups}"
+        groups, shares = (", ".join(each) or "none" for each in (opened.groups(), opened.shares()))
+        size, count = sized(log_bytes(opened)), len(opened.partitions)
+        what = f"{topic}: {size} in {count} partitions, groups: {groups}, shares: {shares}"
     if dry_run:
         note(f"would delete {what}")
         return

@@ -102,7 +102,7 @@ def alter(directory: ShareDirectory, given: Mapping[str, Any]) -> Settings:
 def reset(directory: ShareDirectory, start: StartLike) -> dict[int, int]:
     """Begin again at a start, while the share has no members; returns the offset of each partition. Durable.
 
-    Partitions that are missing from a mapping stay as they are.
+    Partitions that are missing from a mapping stay unchanged.
     """
     directory.require()
     directory.check_role()
