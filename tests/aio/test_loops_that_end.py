@@ -177,3 +177,56 @@ def test_reader_of_a_loop_that_ended_reads_on_in_the_next(path: Path) -> None:
                 return [each.value for each in await task]
 
         assert asyncio.run(main()) == [b"x"]
+
+
+async def wait_for_a_job(share: aio.AsyncShare) -> None:
+    async with asyncio.timeout(0.01):
+        async for _ in share:
+            pass
+
+
+async def keep_a_job(share: aio.AsyncShare) -> None:
+    async with asyncio.timeout(0.05):
+        async for _ in share:
+            await asyncio.sleep(3600)
+
+
+async def run_workers(share: aio.AsyncShare) -> None:
+    async with asyncio.timeout(0.05):
+        await share.run(lambda job: asyncio.sleep(3600), tasks=2)
+
+
+@pytest.mark.parametrize("end", [run_and_close, close_at_once, close_after_an_error])
+@pytest.mark.parametrize("main", [wait_for_a_job, keep_a_job, run_workers])
+def test_loop_with_a_member_of_a_share_ends_and_leaves_nothing(
+    path: Path,
+    end: Callable[[Coroutine[Any, Any, None]], weakref.ref[asyncio.AbstractEventLoop]],
+    main: Callable[[aio.AsyncShare], Coroutine[Any, Any, None]],
+) -> None:
+    """The member lives longer than its loops. What they had in hand comes again."""
+    with Topic.open(path, create=True, flush=MANUAL) as opened:
+        share = AsyncTopic(opened).share("mail", start="end", max_attempts=1000)
+        with asyncio.Runner() as runner:
+            runner.run(share.__aenter__())
+        if main is not wait_for_a_job:
+            opened.append(b"x", sync=True)
+            job = share.joined.take(30)  # so that the member has the log's files open
+            assert job is not None
+            job.release()
+        loops = [end(main(share))]
+        gc.collect()
+        before, threads = open_files(), threading.active_count()
+        gc.disable()  # the files are closed with the loop, and not when garbage is collected by chance
+        try:
+            loops += [end(main(share)) for _ in range(LOOPS)]
+            assert open_files() <= before
+        finally:
+            gc.enable()
+        gc.collect()
+        assert [each() for each in loops] == [None] * len(loops)
+        assert threading.active_count() <= threads + 1  # the thread of a loop that was closed at once ends by itself
+        if main is not wait_for_a_job:
+            job = share.joined.take(30)
+            assert job is not None and job.value == b"x"
+            job.accept()
+        share.joined.close()

@@ -1,4 +1,4 @@
-"""loglib for asyncio: the same topics, readers and groups, for programs that run in an event loop.
+"""loglib for asyncio: the same topics, readers, groups and shares, for programs that run in an event loop.
 
 from loglib import aio
 
@@ -10,9 +10,11 @@ async with aio.open("data/orders", partitions=4) as topic:
 """
 
 from .group import AsyncGroup
+from .job import AsyncJob, AsyncJobBatch
 from .reader import AsyncReader
+from .share import AsyncShare
 from .topic import AsyncTopic, group, open_topic
 
 open = open_topic  # noqa: A001  as in `aio.open(...)`
 
-__all__ = ["AsyncGroup", "AsyncReader", "AsyncTopic", "group", "open"]
+__all__ = ["AsyncGroup", "AsyncJob", "AsyncJobBatch", "AsyncReader", "AsyncShare", "AsyncTopic", "group", "open"]

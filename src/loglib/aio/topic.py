@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from ..append.record_arguments import HeadersLike
 from ..append.stats import TopicStats
@@ -31,6 +31,10 @@ from ..topic import Topic
 from .calls import Writing, opened, settled
 from .group import AsyncGroup
 from .reader import AsyncReader
+from .share import AsyncShare
+
+if TYPE_CHECKING:
+    from ..jobs.share import ShareOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,6 +122,10 @@ class AsyncTopic(NotCopyable):
         `on_assign` and `on_revoke` are called in a thread.
         """
         return AsyncGroup(partial(self.topic.group, name, **options))
+
+    def share(self, name: str, **options: Unpack[ShareOptions]) -> AsyncShare:
+        """A member of a share, for jobs; the options are those of `Topic.share`. It joins with `async with`."""
+        return AsyncShare(partial(self.topic.share, name, **options))
 
     async def stats(self) -> TopicStats:
         """Figures for monitoring; see `Topic.stats`."""
