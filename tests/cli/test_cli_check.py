@@ -127,7 +127,7 @@ def test_group_that_was_not_named_is_not_looked_at(cli: Cli, tmp_path: Path) -> 
     assert cli("check", path, "--max-lag", "5m").code == 1
     assert cli("check", path.parent, "--max-lag", "5m", "--group", "billing").code == 0
     done = cli("check", path.parent, "--max-lag", "5m", "--group", "biling", "--group", "billing", "--quiet")
-    assert (done.code, done.output) == (1, f"lag: {path.parent}: there is no group biling\n")
+    assert (done.code, done.output) == (1, f"lag: {path.parent}: there is no group and no share biling\n")
 
 
 def test_group_on_several_topics_is_found_in_each(cli: Cli, tmp_path: Path) -> None:

@@ -178,3 +178,23 @@ def test_bytes_of_shares_are_counted(cli: Cli, opened: Topic, clicks: Path) -> N
     rows = cli("du", clicks, "--json").objects
     (row,) = [each for each in rows if each["what"] == "share mail"]
     assert row["size_bytes"] > 0 and row["files"] >= 3
+
+
+def test_limits_of_a_share_are_checked(cli: Cli, opened: Topic, clicks: Path) -> None:
+    """Two of its six records were never begun, and one waits."""
+    assert cli("check", clicks, "--max-unsettled-age", "1h", "--max-lag-bytes", "1GiB").code == 0
+    late = cli("check", clicks, "--max-lag", "1h", "--json")
+    assert late.code == 1 and {(each["kind"], each["share"]) for each in late.objects} == {("lag", "mail")}
+    (old,) = cli("check", clicks, "--max-unsettled-age", "0s", "--json").objects
+    assert (old["kind"], old["share"], old["limit_seconds"]) == ("unsettled", "mail", 0) and old["age_seconds"] > 0
+    assert "a record that share mail began" in old["text"]
+    assert cli("check", clicks, "--max-lag", "1h", "--group", "mail").code == 1
+    other = cli("check", clicks, "--max-lag", "1h", "--group", "mial")
+    assert "there is no group and no share mial" in other.output and "share mail" not in other.output
+    assert "longest lag 0s" not in cli("check", clicks).output
+
+
+def test_top_shows_the_lag_of_a_share(cli: Cli, opened: Topic, clicks: Path) -> None:
+    (facts,) = cli("top", clicks.parent, "--json").objects
+    (share,) = cli("share", "ls", clicks, "--json").objects
+    assert facts["lag_bytes"] == share["lag_bytes"] > 0

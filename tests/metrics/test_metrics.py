@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,67 @@ def test_prometheus_gets_the_figures(path: Path) -> None:
     text = generate_latest(registry).decode()
     assert "# TYPE loglib_flush_duration_seconds histogram" in text
     assert "loglib_size_bytes{" not in text, "the topic is closed"
+
+
+def shared(topic: Topic) -> None:
+    """Seven records, and a share: it has accepted one and rejected one, and one comes again in an hour."""
+    topic.append_many([b"x"] * 7, partition=1)
+    topic.flush()
+    with topic.share("mail", member="left") as share:
+        for number in range(3):
+            job = share.take(5)
+            assert job is not None
+            calls: list[Callable[[], None]] = [job.accept, job.reject, partial(job.release, 3600)]
+            calls[number]()
+
+
+def test_prometheus_gets_the_figures_of_shares(path: Path) -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    with Topic.open(path, create=True, partitions=2, flush=MANUAL) as topic:
+        registry.register(TopicCollector([topic]))
+        assert topic.stats().shares == {}
+        shared(topic)
+        with topic.share("mail") as share:
+            job = share.take(5)
+            stats = topic.stats().shares["mail"]
+            sample, labels = registry.get_sample_value, {"topic": "topic", "share": "mail", "partition": "1"}
+            assert sample("loglib_share_members", {"topic": "topic", "share": "mail"}) == stats.members == 1
+            assert sample("loglib_share_in_hand_records", labels) == 1
+            assert sample("loglib_share_free_records", labels) == sample("loglib_share_waiting_records", labels) == 1
+            assert sample("loglib_share_lag_bytes", labels) == stats.partitions[1].lag.bytes > 0
+            assert sample("loglib_share_lag_bytes", labels | {"partition": "0"}) == 0
+            assert (sample("loglib_share_lag_seconds", labels) or 0) > 0
+            assert sample("loglib_share_oldest_unsettled_seconds", labels) is not None
+            for result, count in {"accepted": 1, "rejected": 1, "exhausted": 0, "lost": 0}.items():
+                assert sample("loglib_share_settled_records_total", labels | {"result": result}) == count
+            assert stats.oldest_seconds >= stats.partitions[1].oldest_seconds >= 0
+            assert stats.partitions[0].oldest is None and stats.partitions[0].oldest_seconds == 0
+            assert job is not None
+        topic.delete_share("mail")
+        assert sample("loglib_share_members", {"topic": "topic", "share": "mail"}) is None
+
+
+def test_opentelemetry_gets_the_figures_of_shares(path: Path) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    with Topic.open(path, create=True, partitions=2, flush=MANUAL) as topic:
+        instrument([topic], meter_provider=provider)
+        shared(topic)
+        found, stats = exported(reader), topic.stats().shares["mail"]
+    assert found["loglib.share.members"]["mail", "topic"].value == 0
+    for name, value in {"in_hand": 0, "free": 1, "waiting": 1, "lag": stats.partitions[1].lag.bytes}.items():
+        assert found[f"loglib.share.{name}"]["mail", "topic", "1"].value == value, name
+    assert found["loglib.share.delay"]["mail", "topic", "1"].value > 0
+    assert found["loglib.share.unsettled"]["mail", "topic", "0"].value == 0
+    settled = {key: point.value for key, point in found["loglib.share.settled"].items() if point.value}
+    assert settled == {("accepted", "mail", "topic", "1"): 1, ("rejected", "mail", "topic", "1"): 1}
+    provider.shutdown()
+
+
+def test_share_that_is_deleted_meanwhile_has_no_figures(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Topic.open(path, create=True, flush=MANUAL) as topic:
+        monkeypatch.setattr(Topic, "shares", lambda _: ["just-gone"])
+        assert topic.stats().shares == {}
 
 
 def test_second_collector_of_the_same_names_is_refused(path: Path) -> None:

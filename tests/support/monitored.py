@@ -30,17 +30,28 @@ def committed(path: Path, group: str, start: str) -> None:
         topic.reset_group(group, start)
 
 
+def begun(path: Path, *, age_s: float) -> None:
+    """A share began its first record this long ago, and has not settled it."""
+    at_us = time.time_ns() // 1000 - int(age_s * 1e6)
+    with testing.open_topic(path, clock=lambda: at_us, mode="r", **QUIET) as topic, topic.share("mail") as share:
+        assert share.take(0.0) is not None
+
+
 def healthy(place: Path) -> Path:
-    """A directory of topics: a topic with two directories, and a group that has read everything."""
+    """A directory of topics: a topic with two directories, a group and a share that have done everything."""
     with Topic.open(place / "orders", create=True, partitions=2, replicas=[place / "copy" / "orders"]) as topic:
         topic.append_many([b"x"] * 10)
     committed(place / "orders", "billing", "end")
+    made(place / "mails")
+    with Topic.open(place / "mails", mode="r") as topic, topic.share("mail") as share:
+        share.run(lambda _: None, timeout=0.0)
     return place
 
 
 def troubled(place: Path) -> Path:
     """A directory of topics, each with a fault: damage, lag, old records, a clock that was wrong, a lost replica."""
     committed(made(place / "lagging", age_s=2 * HOUR_S), "billing", "begin")
+    begun(made(place / "jobs", age_s=2 * HOUR_S, records=200), age_s=2 * HOUR_S)
     made(place / "future", age_s=-HOUR_S)
     made(place / "stopped")
     damaged = made(place / "damaged")

@@ -16,7 +16,10 @@ from ..log.log import Log
 from .access import Access
 from .flushes import FlushTimes
 
-__all__ = ["AppendTimes", "FlushTimes", "PartitionStats", "Rates", "TopicStats", "stats_of_partition"]
+__all__ = [
+    "AppendTimes", "FlushTimes", "PartitionStats", "Rates", "SharePartitionStats", "ShareStats", "TopicStats",
+    "stats_of_partition",
+]  # fmt: skip
 
 # By partition, and "oldest" or "newest": the offset of a batch, and its append time.
 AppendTimes = dict[tuple[int, str], tuple[int, int]]
@@ -51,6 +54,30 @@ class Rates(NamedTuple):
     flush_seconds: float  # mean duration of a flush; 0 without one
 
 
+class SharePartitionStats(NamedTuple):
+    """A share in one partition."""
+
+    in_hand: int  # records that a handler has begun
+    free: int  # records that were begun before, and may be begun again now or later
+    waiting: int  # of the free ones: those whose time has not come
+    oldest: int | None  # when the oldest unsettled record was first begun: microseconds UTC; None: there is none
+    oldest_seconds: float  # its age; 0 if there is none
+    settled: Mapping[str, int]  # records by their result, such as "accepted", since the share exists
+    lag: Lag  # of the records that no member has begun
+
+
+class ShareStats(NamedTuple):
+    """A share, for the members of all processes."""
+
+    members: int
+    partitions: Mapping[int, SharePartitionStats]
+
+    @property
+    def oldest_seconds(self) -> float:
+        """The age of the oldest record that was begun and is not settled; 0 if there is none."""
+        return max((each.oldest_seconds for each in self.partitions.values()), default=0.0)
+
+
 class TopicStats(NamedTuple):
     """A topic at one moment. The properties add up all partitions."""
 
@@ -58,6 +85,7 @@ class TopicStats(NamedTuple):
     taken_at: float  # seconds of `system.clock.monotonic`
     partitions: tuple[PartitionStats, ...]
     lag: Mapping[str, Mapping[int, Lag]]  # of each group that is stored with the topic, by partition
+    shares: Mapping[str, ShareStats]  # by name
 
     @property
     def size_bytes(self) -> int:

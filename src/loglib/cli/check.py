@@ -23,6 +23,7 @@ from ..append.stats import TopicStats
 from ..config.quantities import parse_size
 from ..config.uri import is_remote
 from ..errors import CorruptLogError, LogError, LogMovedError
+from ..log.lag import Lag
 from ..metrics.health import copies_of, rooms_of, writers_of
 from ..system.failures import told
 from ..topic import Topic
@@ -39,7 +40,8 @@ class Finding(NamedTuple):
     """One line of a check."""
 
     code: int
-    kind: str  # "damage", "missing", "unknown", "free", "age", "writer", "copy" or "lag"; "ok" for a topic without one
+    # "damage", "missing", "unknown", "free", "age", "writer", "copy", "lag", "unsettled"; "ok" for a topic without one
+    kind: str
     topic: str  # its path
     text: str
     facts: dict[str, Any]
@@ -55,6 +57,7 @@ class Limits(NamedTuple):
     min_free: float | int | None  # a share of the file system if it is a float, bytes if it is an int
     max_age_s: float | None
     writer: bool  # True if each partition must have one
+    max_unsettled_s: float | None
 
 
 def _free(text: str) -> float | int:
@@ -69,18 +72,20 @@ def _free(text: str) -> float | int:
 
 @click.command()
 @click.argument("topics", type=click.Path(readable=False), nargs=-1, required=True)
-@click.option("--max-lag", type=DURATION, help="The age of the next record of a group, or of a copy.")
-@click.option("--max-lag-bytes", type=SIZE, help="The bytes from a group's commit to the end of a partition.")
+@click.option("--max-lag", type=DURATION, help="The age of the next record of a group, a share or a copy.")
+@click.option("--max-lag-bytes", type=SIZE, help="The bytes that a group, or a share, has not begun.")
+@click.option("--max-unsettled-age", type=DURATION, help="The time since a share began its oldest unsettled record.")
 @click.option("--group", "groups", metavar="NAME", multiple=True,
-              help="Look at this group only; may be repeated.  [default: all]")
+              help="Look at this group, or share, only; may be repeated.  [default: all]")
 @click.option("--min-free", type=Parsed("percent|size", _free), help="The free space of the file system.")
 @click.option("--max-age", type=DURATION, help="The age of the newest record: the topic is still written.")
 @click.option("--writer", is_flag=True, help="Each partition must be open for writing in some process (Linux).")
 @click.option("--quiet", is_flag=True, help="Print nothing for a topic that is as it should be.")
 @as_json
 def check(
-    topics: tuple[str, ...], max_lag: timedelta | None, max_lag_bytes: int | None, groups: tuple[str, ...],
-    min_free: float | int | None, max_age: timedelta | None, writer: bool, quiet: bool, as_json: bool,
+    topics: tuple[str, ...], max_lag: timedelta | None, max_lag_bytes: int | None,
+    max_unsettled_age: timedelta | None, groups: tuple[str, ...], min_free: float | int | None,
+    max_age: timedelta | None, writer: bool, quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Compare topics with limits, for cron, Nagios and health probes: a line for each thing that is wrong.
 
@@ -90,11 +95,12 @@ def check(
     Exit codes: 0 all is well, 1 damage was found or a limit is passed, 2 a topic is not there or the command was
     wrong, 3 something could not be looked at.
     """
-    lag_s, age_s = (None if each is None else each.total_seconds() for each in (max_lag, max_age))
-    limits = Limits(lag_s, max_lag_bytes, groups, set(), min_free, age_s, writer)
+    durations = (max_lag, max_age, max_unsettled_age)
+    lag_s, age_s, unsettled_s = (None if each is None else each.total_seconds() for each in durations)
+    limits = Limits(lag_s, max_lag_bytes, groups, set(), min_free, age_s, writer, unsettled_s)
     found = [each for given in topics for path in _paths(given) for each in _of_topic(path, limits)]
     where = ", ".join(topics)
-    found += [Finding(DAMAGED, "lag", where, f"there is no group {each}", {"group": each})
+    found += [Finding(DAMAGED, "lag", where, f"there is no group and no share {each}", {"group": each})
               for each in groups if each not in limits.seen]  # fmt: skip
     # Nagios shows the first line alone.
     found.sort(key=lambda each: _GRAVITY.index(each.code))
@@ -139,7 +145,10 @@ def _of_topic(path: str, limits: Limits) -> list[Finding]:
             lambda: _writers(topic, limits),
         ]  # fmt: skip
         if stats is not None:
-            looks += [lambda: _age(topic, stats, limits), lambda: _lag(path, stats, limits)]
+            looks += [
+                lambda: _age(topic, stats, limits), lambda: _lag(path, stats, limits),
+                lambda: _shares(path, stats, limits),
+            ]  # fmt: skip
         for look in looks:
             try:
                 found += look()
@@ -161,7 +170,9 @@ def _failure(path: str, error: Exception) -> Finding:
 
 
 def _well(path: str, stats: TopicStats) -> Finding:
-    lag_s = max((each.seconds for lags in stats.lag.values() for each in lags.values()), default=0.0)
+    lags = [each for found in stats.lag.values() for each in found.values()]
+    lags += [each.lag for share in stats.shares.values() for each in share.partitions.values()]
+    lag_s = max((each.seconds for each in lags), default=0.0)
     newest = "no record" if stats.newest is None else f"newest record {age(_seconds_since(stats.newest) * 1e6)} ago"
     count = len(stats.partitions)
     text = f"{count} partition{'s' * (count != 1)}, {sized(stats.size_bytes)}, {newest}, longest lag {age(lag_s * 1e6)}"
@@ -247,18 +258,39 @@ def _lag(path: str, stats: TopicStats, limits: Limits) -> Iterator[Finding]:
             continue
         limits.seen.add(group)
         for number, lag in sorted(stats.lag[group].items()):
-            texts: list[str] = []
-            if limits.max_lag_s is not None and lag.seconds > limits.max_lag_s:
-                texts.append(_lagging(lag.seconds, limits.max_lag_s))
-            if limits.max_lag_bytes is not None and lag.bytes > limits.max_lag_bytes:
-                texts.append(f"lags by {sized(lag.bytes)}, and at most {sized(limits.max_lag_bytes)} are allowed")
-            if texts:
+            yield from _too_late(path, "group", group, number, lag, limits)
+
+
+def _too_late(path: str, kind: str, name: str, number: int, lag: Lag, limits: Limits) -> Iterator[Finding]:
+    """The line for a group, or a share, whose lag is too long in a partition."""
+    texts: list[str] = []
+    if limits.max_lag_s is not None and lag.seconds > limits.max_lag_s:
+        texts.append(_lagging(lag.seconds, limits.max_lag_s))
+    if limits.max_lag_bytes is not None and lag.bytes > limits.max_lag_bytes:
+        texts.append(f"lags by {sized(lag.bytes)}, and at most {sized(limits.max_lag_bytes)} are allowed")
+    if texts:
+        facts = {
+            kind: name, "partition": number, "lag_seconds": lag.seconds, "lag_bytes": lag.bytes,
+            "limit_seconds": limits.max_lag_s, "limit_bytes": limits.max_lag_bytes,
+        }  # fmt: skip
+        yield Finding(DAMAGED, "lag", path, f"{kind} {name} in partition {number} {', and '.join(texts)}", facts)
+
+
+def _shares(path: str, stats: TopicStats, limits: Limits) -> Iterator[Finding]:
+    for share in sorted(stats.shares):
+        if limits.groups and share not in limits.groups:
+            continue
+        limits.seen.add(share)
+        for number, each in sorted(stats.shares[share].partitions.items()):
+            yield from _too_late(path, "share", share, number, each.lag, limits)
+            limit = limits.max_unsettled_s
+            if limit is not None and each.oldest_seconds > limit:
+                old, most = age(each.oldest_seconds * 1e6), age(limit * 1e6)
+                text = f"a record that share {share} began {old} ago in partition {number} is not settled"
                 facts = {
-                    "group": group, "partition": number, "lag_seconds": lag.seconds, "lag_bytes": lag.bytes,
-                    "limit_seconds": limits.max_lag_s, "limit_bytes": limits.max_lag_bytes,
+                    "share": share, "partition": number, "age_seconds": each.oldest_seconds, "limit_seconds": limit,
                 }  # fmt: skip
-                text = f"group {group} in partition {number} {', and '.join(texts)}"
-                yield Finding(DAMAGED, "lag", path, text, facts)
+                yield Finding(DAMAGED, "unsettled", path, f"{text}, and at most {most} are allowed", facts)
 
 
 def _lagging(seconds: float, limit: float) -> str:

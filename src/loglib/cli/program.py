@@ -49,7 +49,7 @@ _PURPOSES = {
         "groups": ("groups", "List consumer groups."),
         "lag": ("groups", "Show the lag of groups."),
         "ui": ("ui", "Show topics in a browser."),
-        "top": ("top", "Show how fast topics grow, and how late their groups are."),
+        "top": ("top", "Show how fast topics grow, and how late their groups and shares are."),
         "du": ("sizes", "Show how many bytes a topic takes, and for what."),
     },
     "Watch and measure": {

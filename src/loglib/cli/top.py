@@ -1,4 +1,4 @@
-"""Top: a table of topics that repeats: how large they are, how fast they grow, and how late their groups are.
+"""Top: a table of topics that repeats: sizes, how fast they grow, and how late their groups and shares are.
 
 Invariant: it takes no lock and reads no record, and with --count only headers of batches. A topic that is damaged has
 its error in the table, and one that is deleted leaves it.
@@ -29,10 +29,10 @@ from .output import age, is_terminal, print_each, sized
 @click.option("--count", is_flag=True, help="Also count the records, by reading the header of each batch.")
 @as_json
 def top(directory: str, every: float, count: bool, as_json: bool) -> None:
-    """Show the topics of a directory, how fast they grow, and how late their groups are, until Ctrl-C.
+    """Show the topics of a directory, how fast they grow, and how late their groups and shares are, until Ctrl-C.
 
     On a terminal the table is printed again and again. In a pipe, and with --json, it is printed once, without a rate.
-    LAG is that of the slowest group. OLDEST and NEWEST are the ages of these batches.
+    LAG is that of the slowest group or share. OLDEST and NEWEST are the ages of these batches.
     """
     names = ["topic", ">partitions", *[">records"] * count, ">size", ">rate", ">lag", ">lag time", ">oldest", ">newest"]
     looks: dict[str, _Look] = {}
@@ -69,7 +69,9 @@ def _facts(path: str, before: _Look | None, *, count: bool) -> tuple[dict[str, A
             look = _look(topic, stats, before, count=count)
     except (LogError, OSError) as error:
         return {"topic": name, "error": str(error)}, before or _Look(b"", {}, 0.0, {}, 0)
-    lag = max((total_lag(each.values()) for each in stats.lag.values()), default=None)
+    lags = [total_lag(each.values()) for each in stats.lag.values()]
+    lags += [total_lag(each.lag for each in share.partitions.values()) for share in stats.shares.values()]
+    lag = max(lags, default=None)
     rate = None
     if before is not None and before.log_id == look.log_id:
         grown = sum(look.ends.values()) - sum(before.ends.values())

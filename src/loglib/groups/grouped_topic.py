@@ -128,7 +128,7 @@ class GroupedTopic(OpenTopic):
                 found = lag_of(self._group_directory(name))
                 lag[name] = {each.partition: behind for each, behind in found.items()}
         partitions = tuple(stats_of_partition(each, self._append_times) for each in self._accesses)
-        return TopicStats(self.name, monotonic(), partitions, lag)
+        return TopicStats(self.name, monotonic(), partitions, lag, {})
 
     def _group_directory(self, name: str, topics: Sequence[OpenTopic] = ()) -> GroupDirectory:
         """The directory of the group with this name, on this topic or on several."""

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
+from ..append.stats import SharePartitionStats, ShareStats
 from ..errors import GroupBusyError, LogError
 from ..groups.administration import check_no_members as check_no_group_members
 from ..groups.administration import check_no_readers as check_no_group_readers
+from ..log.lag import measure_lag
 from ..log.lookup import StartLike
 from ..system.files import Files
 from .ack_log import AckLog
@@ -66,6 +68,21 @@ def inspect(directory: ShareDirectory) -> ShareInfo:
         with closing(directory.acks(partition, 0)) as acks:
             partitions[partition] = _inspected(acks.state, names, directory.clock.moment().boottime_us)
     return ShareInfo(directory.name, directory.settings(), {each.name: each for each in members}, partitions)
+
+
+def figures(directory: ShareDirectory) -> ShareStats:
+    """The figures of a share, for monitoring. `GroupNotFoundError` if there is none."""
+    info = inspect(directory)
+    logs, now_us = directory.find_logs(), directory.clock()
+    partitions = {}
+    for number, each in info.partitions.items():
+        oldest_s = 0.0 if each.oldest is None else max(0.0, (now_us - each.oldest) / _US)
+        partitions[number] = SharePartitionStats(
+            len(each.in_hand), each.free, len(each.waiting), each.oldest, oldest_s, each.counts._asdict(),
+            measure_lag(logs[number], each.next_offset, now_us=now_us),
+        )  # fmt: skip
+        logs[number].release_files()  # so that few of thousands of logs have open files
+    return ShareStats(len(info.members), partitions)
 
 
 def _inspected(state: State, names: Mapping[int, str], now_us: int) -> SharePartition:

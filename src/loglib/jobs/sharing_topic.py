@@ -7,14 +7,17 @@ Threads: safe for all.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Unpack
 
 from ..config.arguments import check_names
+from ..errors import GroupNotFoundError
 from ..groups.grouped_topic import GroupedTopic
 from ..log.lookup import StartLike
 from ..system.clock import clock_of
 
 if TYPE_CHECKING:
+    from ..append.stats import ShareStats, TopicStats
     from .administration import ShareInfo
     from .directory import ShareDirectory
     from .share import Share, ShareOptions
@@ -42,6 +45,26 @@ class SharingTopic(GroupedTopic):
         from .share import Share
 
         return Share(self._share_directory(name), **options)
+
+    def stats(self) -> TopicStats:
+        """Figures for monitoring: sizes, what this process has appended, times of flushes, lag of groups, shares.
+
+        It reads no records and takes no lock: a fraction of a millisecond for each partition, each group and each
+        share. Rates are those between two moments: `later.rates_since(earlier)`. Of a group on several topics, each
+        topic has the lag in its own partitions.
+        """
+        names = self.shares()
+        stats = super().stats()
+        return stats._replace(shares=self._share_stats(names)) if names else stats
+
+    def _share_stats(self, names: list[str]) -> dict[str, ShareStats]:
+        from .administration import figures
+
+        found = {}
+        for name in names:
+            with suppress(GroupNotFoundError):  # it has just been deleted
+                found[name] = figures(self._share_directory(name))
+        return found
 
     def shares(self) -> list[str]:
         """The sorted names of the topic's shares. Joins none of them."""

@@ -4,7 +4,7 @@
 `loglib.metrics.exporter` those at some paths.
 """
 
-from ..append.stats import FlushTimes, PartitionStats, Rates, TopicStats
+from ..append.stats import FlushTimes, PartitionStats, Rates, SharePartitionStats, ShareStats, TopicStats
 from ..log.lag import Lag
 
-__all__ = ["FlushTimes", "Lag", "PartitionStats", "Rates", "TopicStats"]
+__all__ = ["FlushTimes", "Lag", "PartitionStats", "Rates", "SharePartitionStats", "ShareStats", "TopicStats"]

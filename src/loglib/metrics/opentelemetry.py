@@ -7,7 +7,7 @@
     messaging.client.sent.messages         records that this process has made visible
     messaging.client.consumed.messages     records that members in this process have handed out
     messaging.client.operation.duration    histogram of flushes in seconds; the operation is "flush"
-    loglib.*                               figures without a name in the conventions: sizes, segments, lag
+    loglib.*                               figures without a name in the conventions: sizes, segments, lag, shares
 
 Source of the names: OpenTelemetry, semantic conventions for messaging client metrics (status: development).
 
@@ -22,6 +22,7 @@ from functools import partial
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter_provider
 
 from ..append.flushes import FLUSH_BOUNDS_S
+from ..append.stats import SharePartitionStats
 from ..groups import Group, TopicsGroup
 from ..topic import Topic
 from .sources import Sources
@@ -33,6 +34,7 @@ Callback = Callable[[CallbackOptions], Iterable[Observation]]
 _SYSTEM = {"messaging.system": "loglib"}
 _TOPIC, _PARTITION = "messaging.destination.name", "messaging.destination.partition.id"
 _GROUP, _OPERATION = "messaging.consumer.group.name", "messaging.operation.name"
+_RESULT = "loglib.result"  # of a record of a share
 
 _GAUGES = (
     ("size", "size_bytes", "By", "Bytes of log."),
@@ -41,6 +43,14 @@ _GAUGES = (
     ("oldest", "oldest", "us", "When the oldest batch was appended, microseconds UTC."),
     ("newest", "newest", "us", "When the newest batch was appended, microseconds UTC."),
 )
+_SHARE_GAUGES: tuple[tuple[str, Callable[[SharePartitionStats], float], str, str], ...] = (
+    ("lag", lambda each: each.lag.bytes, "By", "Bytes of log that no member has begun."),
+    ("delay", lambda each: each.lag.seconds, "s", "Age of the next record that no member has begun."),
+    ("in_hand", lambda each: each.in_hand, "{record}", "Records that a handler has begun."),
+    ("free", lambda each: each.free, "{record}", "Records that were begun before and come again."),
+    ("waiting", lambda each: each.waiting, "{record}", "Records that come again at a later time."),
+    ("unsettled", lambda each: each.oldest_seconds, "s", "Time since the oldest unsettled record was begun."),
+)
 
 
 def instrument(
@@ -48,7 +58,7 @@ def instrument(
 ) -> None:
     """Report these topics, and these members of groups, to a meter provider; by default the global one.
 
-    The lag of all groups that are kept with the topics needs no member.
+    The lag of all groups, and the shares, that are kept with the topics need no member.
     """
     topics = tuple(topics)
     sources = Sources(topics, groups)
@@ -66,6 +76,11 @@ def instrument(
         meter.create_observable_gauge(f"loglib.{name}", observable(partial(_of_partitions, field)), unit, text)
     meter.create_observable_gauge("loglib.group.lag", observable(partial(_lag, "bytes")), "By", "Bytes to the end.")
     meter.create_observable_gauge("loglib.group.delay", observable(partial(_lag, "seconds")), "s", "Age of the next.")
+    for name, value, unit, text in _SHARE_GAUGES:
+        meter.create_observable_gauge(f"loglib.share.{name}", observable(partial(_of_shares, value)), unit, text)
+    text = "Records that were settled, by their result."
+    meter.create_observable_counter("loglib.share.settled", observable(_settled), "{record}", text)
+    meter.create_observable_gauge("loglib.share.members", observable(_members), "{member}", "Living members.")
     duration = meter.create_histogram(
         "messaging.client.operation.duration", "s", "Duration of a flush.",
         explicit_bucket_boundaries_advisory=FLUSH_BOUNDS_S,
@@ -98,6 +113,22 @@ def _of_partitions(field: str, sources: Sources) -> Iterator[Observation]:
 def _lag(field: str, sources: Sources) -> Iterator[Observation]:
     for group, each, lag in sources.lags():
         yield Observation(getattr(lag, field), _attributes(*each) | {_GROUP: group})
+
+
+def _of_shares(value: Callable[[SharePartitionStats], float], sources: Sources) -> Iterator[Observation]:
+    for share, each, stats in sources.jobs():
+        yield Observation(value(stats), _attributes(*each) | {_GROUP: share})
+
+
+def _settled(sources: Sources) -> Iterator[Observation]:
+    for share, each, stats in sources.jobs():
+        for result, count in stats.settled.items():
+            yield Observation(count, _attributes(*each) | {_GROUP: share, _RESULT: result})
+
+
+def _members(sources: Sources) -> Iterator[Observation]:
+    for topic, share, stats in sources.shares():
+        yield Observation(stats.members, _SYSTEM | {_TOPIC: topic, _GROUP: share})
 
 
 def _attributes(topic: str, partition: int) -> dict[str, str]:

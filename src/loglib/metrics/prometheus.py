@@ -10,7 +10,7 @@ Invariant: a scrape gets all figures of one moment. `sources` omits topics that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..append.flushes import FLUSH_BOUNDS_S
+from ..append.stats import SharePartitionStats
 from ..groups import Group, TopicsGroup
 from ..topic import Topic
 from .sources import Sources
@@ -26,6 +27,7 @@ __all__ = ["TopicCollector"]
 
 _PARTITION = ("topic", "partition")
 _GROUP = ("topic", "group", "partition")
+_SHARE = ("topic", "share", "partition")
 
 _FIELDS: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str], ...] = (  # of PartitionStats
     (GaugeMetricFamily, "size_bytes", "Bytes of log."),
@@ -36,10 +38,18 @@ _FIELDS: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, s
     (CounterMetricFamily, "appended_records", "Records that this process has made visible."),
     (CounterMetricFamily, "appended_bytes", "Bytes of log that this process has made visible."),
 )
+_SHARE_FIELDS: tuple[tuple[str, str, Callable[[SharePartitionStats], float]], ...] = (
+    ("lag_bytes", "Bytes of log that no member has begun.", lambda each: each.lag.bytes),
+    ("lag_seconds", "Age of the next record that no member has begun.", lambda each: each.lag.seconds),
+    ("in_hand_records", "Records that a handler has begun.", lambda each: each.in_hand),
+    ("free_records", "Records that were begun before and come again.", lambda each: each.free),
+    ("waiting_records", "Records that come again at a later time.", lambda each: each.waiting),
+    ("oldest_unsettled_seconds", "Time since the oldest unsettled record was begun.", lambda each: each.oldest_seconds),
+)
 
 
 class TopicCollector(Collector):
-    """Sizes, counters and times of flushes of topics, lag of their groups, and records that members have yielded."""
+    """Sizes, counters and times of flushes of topics, lag of their groups, their shares, and what members yielded."""
 
     def __init__(self, topics: Iterable[Topic], groups: Iterable[Group | TopicsGroup] = ()) -> None:
         """`groups`: members in this process. The lag of all groups that are kept with the topics needs no member."""
@@ -85,3 +95,22 @@ def metrics_of(sources: Sources) -> Iterator[Metric]:
     for group, (topic, number), count in sources.handed_out():
         handed_out.add_metric((topic, group, str(number)), count)
     yield from (oldest, newest, flushes, behind, seconds, handed_out)
+    yield from _of_shares(sources)
+
+
+def _of_shares(sources: Sources) -> Iterator[Metric]:
+    jobs = [((topic, share, str(number)), each) for share, (topic, number), each in sources.jobs()]
+    for name, text, value in _SHARE_FIELDS:
+        family = GaugeMetricFamily(f"loglib_share_{name}", text, labels=_SHARE)
+        for labels, each in jobs:
+            family.add_metric(labels, value(each))
+        yield family
+    text = "Records that were settled, by their result."
+    settled = CounterMetricFamily("loglib_share_settled_records", text, labels=(*_SHARE, "result"))
+    for labels, each in jobs:
+        for result, count in each.settled.items():
+            settled.add_metric((*labels, result), count)
+    members = GaugeMetricFamily("loglib_share_members", "Living members.", labels=("topic", "share"))
+    for topic, name, share in sources.shares():
+        members.add_metric((topic, name), share.members)
+    yield from (settled, members)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from ..append.stats import PartitionStats, TopicStats
+from ..append.stats import PartitionStats, SharePartitionStats, ShareStats, TopicStats
 from ..errors import LogError
 from ..groups import Group, TopicPartition, TopicsGroup
 from ..log.lag import Lag
@@ -43,6 +43,16 @@ class Sources(NotCopyable):
             for group, partitions in one.lag.items():
                 for number, lag in partitions.items():
                     yield group, TopicPartition(one.topic, number), lag
+
+    def shares(self) -> Iterator[tuple[str, str, ShareStats]]:
+        """Each share: the name of its topic, its own, and its figures."""
+        return ((one.topic, name, each) for one in self._present() for name, each in one.shares.items())
+
+    def jobs(self) -> Iterator[tuple[str, TopicPartition, SharePartitionStats]]:
+        """Each share in each partition."""
+        for topic, name, share in self.shares():
+            for number, each in share.partitions.items():
+                yield name, TopicPartition(topic, number), each
 
     def handed_out(self) -> Iterator[tuple[str, TopicPartition, int]]:
         """For each group and partition, the number of records that members of this process have yielded."""
