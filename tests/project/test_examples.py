@@ -52,7 +52,7 @@ def test_example_opens_by_saying_what_it_shows(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "example",
-    ["accesslog", "exactly_once", "mirror_hosts", "pageviews", "replay", "serve", "tail", "workers"],
+    ["accesslog", "exactly_once", "jobs", "mirror_hosts", "pageviews", "replay", "serve", "tail", "workers"],
 )
 def test_example_explains_its_arguments(example: str) -> None:
     assert "usage:" in run(f"{example}.py", "--help")
