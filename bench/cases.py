@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from job import Job, Option
 
@@ -83,6 +84,7 @@ def all_cases(sizes: Sizes) -> list[Case]:
         *_follow_cases(sizes),
         *_group_cases(sizes),
         *_turn_cases(sizes),
+        *_job_cases(sizes),
         *_logging_cases(sizes),
         *_seek_cases(sizes),
         *_memory_cases(sizes),
@@ -439,6 +441,40 @@ def _turn_cases(sizes: Sizes) -> list[Case]:
         Case(
             "turns[a call after one of another process, which is idle since]",
             runs("turn_of_idle", *two, partitions=1, turns=200),
+            sizes.few_repeats,
+        ),
+    ]  # fmt: skip
+
+
+def _job_cases(sizes: Sizes) -> list[Case]:
+    """Workers that take single jobs, beside queues that are there: a server, and packages that are installed."""
+    jobs = sizes.messages // 10
+    few = jobs // 10  # for the systems that take a millisecond for each
+
+    def runs(*systems: tuple[str, str, int]) -> tuple[Run, ...]:
+        needed = {"persist-queue": "persistqueue", "litequeue": "litequeue", "huey": "huey"}
+        there = [
+            each for each in systems
+            if (shutil.which("redis-server") or not each[1].startswith("redis"))
+            and (each[1] not in needed or find_spec(needed[each[1]]))
+        ]
+        return tuple(
+            Run(label, Job("jobs", {"system": system, "jobs": count, "workers": 4})) for label, system, count in there
+        )
+
+    return [
+        Case(
+            "jobs[200B, one at a time, 4 workers]",
+            runs(
+                (OURS, "loglib", jobs), (f"{SQLITE}, UPDATE RETURNING, DELETE", "sqlite3", jobs),
+                (f"{REDIS} group, XACK each", "redis", jobs), ("persist-queue, 4 threads", "persist-queue", few),
+                ("litequeue", "litequeue", few), ("huey, without settling", "huey", few),
+            ),
+            sizes.few_repeats,
+        ),
+        Case(
+            "jobs[200B, 32 together, 4 workers]",
+            runs((OURS, "loglib, 32", 4 * jobs), (f"{REDIS} group, one XACK", "redis, 32", jobs)),
             sizes.few_repeats,
         ),
     ]  # fmt: skip

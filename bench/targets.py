@@ -23,6 +23,7 @@ from cases import (
     OBVIOUS,
     OURS,
     RAW,
+    REDIS,
     SPINNING,
     SQLITE,
     TWICE,
@@ -44,6 +45,8 @@ _GROUP = "group[200B records, 4 partitions]"
 _TAKEOVER = "group[takeover after SIGKILL, 4 members, 8 partitions]"
 
 _TURNS = "turns[16B key + 200B, one a call, 4 processes, 4 partitions, default flush policy]"
+
+_JOBS = "jobs[200B, one at a time, 4 workers]"
 
 _REPLICAS, _OF_ONE = "replicas", "of one directory"
 
@@ -87,6 +90,12 @@ _RATIOS = (
     (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
     (_TURNS, OURS, ALONE, 0.8, "of one process"),
     (_TURNS, OURS, SQLITE, 10.0, "x sqlite3"),
+    (_JOBS, OURS, f"{SQLITE}, UPDATE RETURNING, DELETE", 3.0, "x sqlite3"),
+    (_JOBS, OURS, f"{REDIS} group, XACK each", 4.0, "x a Redis stream's group"),
+    (_JOBS, OURS, "persist-queue, 4 threads", 25.0, "x persist-queue"),
+    (_JOBS, OURS, "litequeue", 40.0, "x litequeue"),
+    (_JOBS, OURS, "huey, without settling", 10.0, "x huey"),
+    ("jobs[200B, 32 together, 4 workers]", OURS, f"{REDIS} group, one XACK", 2.0, "x a Redis stream's group"),
     ("logging[text]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
     ("logging[JSON]", f"{OURS}, LogHandler", FILE_HANDLER, 1 / 1.3, "of FileHandler"),
 )

@@ -49,6 +49,7 @@ _KINDS = {
     "turns": ("turns", "append"),
     "turn_of_busy": ("turns", "wait_for_busy"),
     "turn_of_idle": ("turns", "wait_for_idle"),
+    "jobs": ("job_queues", "work"),
     "log": ("logging_calls", "log"),
     "mirror_cold": ("copying", "mirror_cold"),
     "mirror_behind": ("copying", "mirror_behind"),
