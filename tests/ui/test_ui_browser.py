@@ -15,6 +15,7 @@ import pytest
 from builders import spoil
 from monitored import committed, made
 from served_page import Page, serving
+from shared_jobs import die
 
 from conftest import QUIET, last_segment
 from loglib import Retention, Topic, testing
@@ -49,7 +50,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Topics: one that is well, one that is damaged, one with segments that go, one with hostile records."""
+    """Topics: one that is well, one damaged, one with segments that go, one with a share, one with hostile records."""
     found = tmp_path_factory.mktemp("ui") / "topics"
     now_us = time.time_ns() // 1000 - 200_000_000
     with testing.open_topic(found / "orders", partitions=2, **QUIET) as topic:
@@ -67,6 +68,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for key, value in HOSTILE:
             topic.append(value, key=key, headers={"<i>name</i>": b"<u>v</u>"})
         topic.flush()
+    with testing.open_topic(found / "worked", partitions=2, **QUIET) as topic:
+        for number in range(20):
+            topic.append(b"x", partition=number % 2)
+        topic.flush()
+        share = topic.share("send", member="alice", window=5, max_attempts=2)
+        jobs = list(filter(None, (share.take(0.0) for _ in range(10))))
+        jobs[0].reject()
+        jobs[1].release(delay=36_000.0)
+        die(share)  # so there are records in the hand of nobody, and a window is full
     return found
 
 
@@ -107,7 +117,7 @@ def test_topics_are_listed_with_what_is_wrong_and_the_next_command(view: Any, se
     view.goto(served.address)
     view.wait_for_selector("text=✓ well")
     view.wait_for_selector("text=⚠ damage")
-    assert view.locator("tbody tr a").all_inner_texts() == ["damaged", "hostile", "orders", "payments"]
+    assert view.locator("tbody tr a").all_inner_texts() == ["damaged", "hostile", "orders", "payments", "worked"]
     view.wait_for_selector("tr:has-text('orders') >> text=120", timeout=60_000)
     assert f"loglib verify {place / 'damaged'}" in view.locator(".troubles code").all_inner_texts()
 
@@ -137,6 +147,89 @@ def test_groups_show_members_that_are_there(view: Any, served: Page, place: Path
         group.poll()
         view.wait_for_selector("td:has-text('alice')")
         view.wait_for_selector("td:has-text('0 to 1')")
+
+
+def test_shares_show_who_has_which_record_in_hand_and_what_waits(view: Any, served: Page, place: Path) -> None:
+    made(place / "mails", records=130)
+    view.goto(served.address + "#/t/mails/groups")
+    view.wait_for_selector("text=Nobody shares the records of this topic")
+    with Topic.open(place / "mails") as topic, topic.share("send", member="alice") as share:
+        jobs = [share.take(0.0) for _ in range(120)]
+        held = [job for job in jobs if job is not None]
+        held[0].release(delay=3600.0)
+        held[1].reject("<b>no such user</b>")
+        held[2].accept()
+        view.wait_for_selector("article.share >> td:has-text('alice') >> nth=0")
+        figures = view.locator("article.share dl.figures")
+        figures.locator("div:has-text('In hand')").locator("dd:text-is('117')").wait_for()
+        assert [each.split("\n") for each in figures.locator("div").all_inner_texts()] == [
+            ["In hand", "117"], ["Waiting", "1"], ["Free again", "0"], ["Accepted", "1"], ["Dead", "1"], ["Lost", "0"],
+        ]  # fmt: skip
+        in_hand = view.locator("[aria-label='Records in hand, the longest first'] tbody tr")
+        assert in_hand.count() == 50
+        view.click("article.share >> nav.pages >> text=Last")
+        view.wait_for_selector("text=101 to 117 of 117 records")
+        assert in_hand.count() == 17
+        waiting = view.locator("[aria-label='Records that wait, the next to come first'] tbody tr")
+        assert waiting.count() == 1 and f"{held[0].offset}" in waiting.inner_text()
+        view.goto(served.address)
+        row = view.locator("tr[data-row='mails']")
+        row.locator("text=send 117 in hand, 1 waiting, 1 dead").wait_for()
+        assert "no share" in view.locator("tr[data-row='hostile']").inner_text()
+        view.goto(served.address + "#/t/mails")
+        view.click("section a:has-text('send')")
+        view.wait_for_selector("article.share")
+        first = in_hand.nth(0)
+        first.locator("a").click()
+        view.wait_for_selector("pre.content")
+        assert view.locator("pre.content").inner_text() == (held[3].value or b"").decode()
+        for job in held[3:]:
+            job.release()
+
+
+def test_hostile_names_in_a_shares_files_are_text(view: Any, served: Page, place: Path) -> None:
+    made(place / "odd", records=3)
+    with Topic.open(place / "odd") as topic, topic.share("send", member="alice") as share:
+        job = share.take(0.0)
+        text = {"member": "<img src=x onerror=alert(1)>\u202e", "host": "<b>host</b>", "since": "<i>", "boot": ""}
+        share._file._file.replace(json.dumps(text | {"pid": 1}).encode())
+        view.goto(served.address + "#/t/odd/groups")
+        view.wait_for_selector("td:has-text('<b>host</b>')")
+        assert view.locator("main img, main b, main i").count() == 0
+        assert view.locator("[aria-label=Members] .escape").all_inner_texts() == ["\\u202e"]
+        view.wait_for_selector("[aria-label='Records in hand, the longest first'] td:has-text('<img src=x')")
+        share._file._file.replace(
+            json.dumps({"member": "alice", "pid": 1, "host": "", "since": "", "boot": ""}).encode()
+        )
+        assert job is not None
+        job.accept()
+
+
+def test_share_that_is_blocked_or_cannot_be_read_is_told_with_the_next_command(
+    view: Any, served: Page, place: Path
+) -> None:
+    made(place / "stuck", records=6)
+    with Topic.open(place / "stuck") as topic:
+        topic.share("torn").close()
+        damaged = next((place / "stuck" / "shares" / "torn" / "0000").glob("*.acks"))
+        damaged.write_bytes(b"LOGLACKS")
+        with topic.share("send", member="alice", window=2) as share:
+            held = [share.take(0.0) for _ in range(2)]
+            view.goto(served.address + "#/t/stuck/groups")
+            view.wait_for_selector("td:has-text('⚠ the window is full')")
+            view.wait_for_selector("article.share:has-text('torn') >> .bad:has-text('8 bytes')")
+            view.goto(served.address + "#/t/stuck")
+            view.wait_for_selector("ul.troubles >> text=share send begins no other record of partition 0")
+            commands = view.locator("ul.troubles code").all_inner_texts()
+            assert held[0] is not None and held[1] is not None
+            assert commands == [
+                f"loglib cat {place / 'stuck'} -p 0 --from 0:{held[0].offset} -n 1",
+                f"ls -lR {place / 'stuck' / 'shares' / 'torn'}",
+            ]
+            for job in held:
+                assert job is not None
+                job.accept()
+    damaged.unlink()
 
 
 def test_records_are_paged_and_searched(view: Any, served: Page) -> None:
@@ -230,7 +323,8 @@ def test_keys_move_open_and_explain(view: Any, served: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
-    "address", ["#/", "#/t/orders", "#/t/payments/segments/0", "#/t/orders/groups", "#/t/hostile/records"]
+    "address",
+    ["#/", "#/t/orders", "#/t/payments/segments/0", "#/t/orders/groups", "#/t/worked/groups", "#/t/hostile/records"],
 )
 def test_text_has_the_contrast_of_wcag_aa_and_fits_a_phone(
     browser: Any, served: Page, scheme: str, address: str

@@ -26,6 +26,7 @@ from loglib.ui.counts import RecordCounts
 from loglib.ui.overview import Overview, archive_facts
 from loglib.ui.samples import Sampler
 from loglib.ui.segments import Segments, explained
+from loglib.ui.shares import Shares
 from loglib.ui.topics import Topics
 from loglib.ui.troubles import Trouble, troubles_of
 
@@ -50,7 +51,7 @@ def page(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 def overview(at: Path) -> Overview:
     topics = Topics(at)
-    return Overview(topics, Sampler(topics))
+    return Overview(topics, Sampler(topics), Shares(topics))
 
 
 def of_kind(troubles: list[Trouble]) -> dict[str, Trouble]:

@@ -33,7 +33,8 @@ VIEWS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "overview": (("row", {}), ("topic", {}), ("samples", {}), ("partitions", {"count": 100})),
     "segments": (("topic", {}), ("segments", {"partition": 0, "count": 100})),
     "records": (("topic", {}), ("records", {"partition": 0, "way": "back", "limit": 50})),
-    "groups": (("groups", {}), ("topic", {})), "tail": (("topic", {}), ("tail", {"partition": 0})),
+    "groups": (("groups", {}), ("topic", {}), ("shares", {}), ("share", {"share": "mail"})),
+    "tail": (("topic", {}), ("tail", {"partition": 0})),
 }  # fmt: skip
 
 
@@ -43,6 +44,7 @@ def many_segments(path: Path, count: int) -> None:
             topic.append(b"x" * 200, partition=0)
             topic.flush()
             topic.partition(0).roll()
+        topic.share("mail").close()
 
 
 def many_partitions(path: Path, count: int) -> None:
@@ -51,6 +53,7 @@ def many_partitions(path: Path, count: int) -> None:
             topic.append_many([b"hello"] * 5, partition=number)
         topic.flush()
         topic.reset_group("etl", "begin")
+        topic.share("mail").close()
 
 
 @contextmanager
@@ -104,6 +107,8 @@ def test_long_lists_come_in_parts(tmp_path: Path) -> None:
         assert [len(each["partitions"]) for each in parts] == [100, 100, 60] and parts[0]["total"] == 260
         assert [each["partition"] for part in parts for each in part["partitions"]] == list(range(260))
         assert len(ask("segments", topic="p", partition=259)["segments"]) == 1
+        worked = [ask("share", topic="p", share="mail", **{"from": start}) for start in (0, 100, 200)]
+        assert [len(each["partitions"]) for each in worked] == [100, 100, 60] and worked[0]["all_partitions"] == 260
 
 
 @pytest.mark.slow

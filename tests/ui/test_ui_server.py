@@ -46,7 +46,10 @@ def page(place: Path) -> Iterator[Page]:
             yield found
 
 
-FACTS = ("topics", "row", "topic", "partitions", "segments", "samples", "groups", "records", "record", "tail")
+FACTS = (
+    "topics", "row", "topic", "partitions", "segments", "samples", "groups", "shares", "share", "records", "record",
+    "tail",
+)  # fmt: skip
 
 # --- who is answered -------------------------------------------------------------------------------------------
 
@@ -187,7 +190,7 @@ def test_page_names_no_other_host_and_has_no_script_within() -> None:
 
 @pytest.mark.parametrize("topic", ["..", "../orders", "none", "", ".", "orders/../orders", "%00", "orders\0"])
 def test_topic_that_is_not_in_the_directory_is_missing(page: Page, topic: str) -> None:
-    for name in ("row", "topic", "records", "segments", "groups", "tail", "value"):
+    for name in ("row", "topic", "records", "segments", "groups", "shares", "share", "tail", "value"):
         answer = page.ask(name, topic=topic)
         assert answer.status == 404 and answer.json["kind"] == "missing", name
 

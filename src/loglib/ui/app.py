@@ -8,6 +8,7 @@ failure of the server. The files of the page are read once; no other file can be
     /api/topics              the names of the topics
     /api/row, /api/topic     a row of the list; the facts of a topic
     /api/partitions, /api/segments, /api/samples, /api/groups
+    /api/shares, /api/share  the shares of a topic; the facts of one
     /api/records, /api/record, /api/value, /api/tail
 
 Threads: requests are answered in threads of Starlette's pool.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,6 +49,7 @@ from .records import (
 )
 from .samples import Sampler
 from .segments import Segments
+from .shares import Part, Shares
 from .topics import Topics
 
 _TYPES = {
@@ -93,6 +96,10 @@ class Asked:
             raise ValueError(f"{name} must be places such as 0:128,1:4096")
         return {int(key): int(at) for key, _, at in parts}
 
+    def part(self, start: str, count: str, default: int) -> Part:
+        """The part of a list that two arguments name."""
+        return Part(max(0, self.number(start, 0)), max(0, self.number(count, default, _MOST_ROWS)))
+
     def filter(self) -> Filter | None:
         return parse_filter(self.text("text"), self.text("key"), self.text("path"))
 
@@ -103,12 +110,13 @@ class Answers(NotCopyable):
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._sampler = Sampler(topics)
-        self._overview = Overview(topics, self._sampler)
+        self._shares = Shares(topics)
+        self._overview = Overview(topics, self._sampler, self._shares)
         self._segments = Segments(topics)
         self.by_name: dict[str, Callable[[Asked], Any]] = {
             "topics": self._names, "row": self._row, "topic": self._topic, "partitions": self._partitions,
-            "segments": self._segments_of, "samples": self._samples, "groups": self._groups, "records": self._records,
-            "record": self._record, "tail": self._tail,
+            "segments": self._segments_of, "samples": self._samples, "groups": self._groups, "shares": self._shares_of,
+            "share": self._share, "records": self._records, "record": self._record, "tail": self._tail,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -151,6 +159,17 @@ class Answers(NotCopyable):
 
     def _groups(self, asked: Asked) -> Any:
         return self._topics.ask(asked.topic, groups_of)
+
+    def _shares_of(self, asked: Asked) -> Any:
+        shares, total = self._shares.sums(asked.topic, asked.part("from", "count", 10))
+        return {"shares": shares, "total": total}
+
+    def _share(self, asked: Asked) -> Any:
+        return self._shares.facts(
+            asked.topic, asked.text("share"), partitions=asked.part("from", "count", 100),
+            in_hand=asked.part("in_hand_from", "in_hand_count", 50),
+            waiting=asked.part("waiting_from", "waiting_count", 50), now_us=time.time_ns() // 1000,
+        )  # fmt: skip
 
     def _records(self, asked: Asked) -> Any:
         limit, partition, wanted = asked.number("limit", 50, MOST_RECORDS), asked.maybe("partition"), asked.filter()

@@ -1,7 +1,7 @@
 """Overview: a topic in one row, and the facts of one topic: partitions, policies, copies, its archive.
 
-Invariant: the figures are those of `Topic.stats`, taken by the sampler, so a row costs nothing that the charts have not
-paid for. Long lists come in parts.
+Invariant: the figures are those of `Topic.stats`, taken by the sampler, and those of shares are from a look that their
+view has, too. So a row costs nothing that the charts and the views have not paid for. Long lists come in parts.
 
 Threads: safe for all.
 """
@@ -29,10 +29,12 @@ from ..system.files import REAL
 from ..system.not_copyable import NotCopyable
 from ..topic import Topic
 from .samples import Sampler
+from .shares import Part, Shares, ShareSums
 from .topics import Topics
 from .troubles import Trouble, archive_of, command, trouble_of, troubles_of
 
 _FRESH_S = 10.0  # a look for troubles costs some reads for each partition
+_SHARES = Part(0, 20)  # of a topic, in a row
 _MOST_DAMAGE = 50  # that readers of the page have met, for each topic
 
 
@@ -60,6 +62,8 @@ class TopicRow:
     oldest_us: int | None  # append time of the oldest batch
     newest_us: int | None
     groups: list[GroupLag]
+    shares: list[ShareSums]  # the first ones
+    all_shares: int
     troubles: list[Trouble]
     now_us: int
 
@@ -120,9 +124,10 @@ class TopicFacts:
 class Overview(NotCopyable):
     """Rows and facts of the topics at a path, with what readers of the page have met."""
 
-    def __init__(self, topics: Topics, sampler: Sampler) -> None:
+    def __init__(self, topics: Topics, sampler: Sampler, shares: Shares) -> None:
         self._topics = topics
         self._sampler = sampler
+        self._shares = shares
         self._troubles: dict[str, tuple[float, list[Trouble]]] = {}
         self._met: dict[str, dict[str, None]] = {}  # texts of damage, in the order in which they were met
         self._lock = threading.Lock()
@@ -145,14 +150,25 @@ class Overview(NotCopyable):
         except (LogError, OSError, ValueError) as error:
             found = trouble_of(path, error)
             troubles = troubles if found in troubles else [found, *troubles]
-            return TopicRow(name, path, None, None, None, False, None, None, None, None, [], troubles, now_us)
+            return TopicRow(name, path, None, None, None, False, None, None, None, None, [], [], 0, troubles, now_us)
+        shares, all_shares, found_in_shares = self._shares_of(name, path)
+        troubles = list(dict.fromkeys([*troubles, *found_in_shares]))
         records_per_s, bytes_per_s = self._sampler.rate_now(name)
         lags = {group: total_lag(each.values()) for group, each in sorted(stats.lag.items())}
         groups = [GroupLag(group, lag.bytes, lag.seconds) for group, lag in lags.items()]
         return TopicRow(
             name, path, len(stats.partitions), stats.size_bytes, count.records, count.is_whole, records_per_s,
-            bytes_per_s, stats.oldest, stats.newest, groups, troubles, now_us,
+            bytes_per_s, stats.oldest, stats.newest, groups, shares, all_shares, troubles, now_us,
         )  # fmt: skip
+
+    def _shares_of(self, name: str, path: str) -> tuple[list[ShareSums], int, list[Trouble]]:
+        """The first shares of a topic, their number, and the reasons why they do not continue or cannot be read."""
+        try:
+            return *self._shares.sums(name, _SHARES), self._shares.troubles(name)
+        except FileNotFoundError:
+            raise
+        except (LogError, OSError, ValueError) as error:
+            return [], 0, [trouble_of(path, error)]
 
     def troubles(self, name: str) -> list[Trouble]:
         """The troubles of a topic, looked for at most every ten seconds."""

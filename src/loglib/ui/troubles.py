@@ -39,7 +39,7 @@ _MOST_OF_A_KIND = 20  # gaps and damages that are listed each
 class Trouble:
     """One thing that is wrong."""
 
-    kind: str  # "damage", "gap", "transaction", "copy", "archive", "group" or "unknown"
+    kind: str  # "damage", "gap", "transaction", "copy", "archive", "group", "share" or "unknown"
     text: str
     command: str | None = None  # the next one to type
 

@@ -7,9 +7,9 @@ import { showRecord, showRecords } from "./records.js";
 import { showSegments, showTopic } from "./topic.js";
 import { showTopics } from "./topics.js";
 
-const TABS = [["", "Overview"], ["records", "Records"], ["groups", "Groups"], ["segments/0", "Segments"]];
+const TABS = [["", "Overview"], ["records", "Records"], ["groups", "Groups, shares"], ["segments/0", "Segments"]];
 const KEYS = [
-  ["?", "show these keys"], ["t", "all topics"], ["1 2 3 4", "overview, records, groups, segments of the topic"],
+  ["?", "show these keys"], ["t", "all topics"], ["1 2 3 4", "overview, records, groups and shares, segments of the topic"],
   ["j k", "next, previous row"], ["Enter", "open the row"], ["/", "go to the first field"],
   ["[ ]", "older, newer records"], ["l", "live tail"], ["Esc", "leave a field; up from a record"],
 ];

@@ -1,5 +1,7 @@
 // Elements, made without HTML: text from a log is only ever the text of a node.
 
+import { age, when } from "./format.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An element with attributes and children. A child that is a string is text; null and false are left out. */
@@ -109,4 +111,10 @@ export function command(text) {
   } }, "copy");
   const code = h("code", {}, shown(text));
   return h("span", { class: "command" }, code, button);
+}
+
+/** How long ago a time in ISO 8601 was, and the time. It is text from a file, so it may be none. */
+export function since(text, now) {
+  const at = Date.parse(text);
+  return isNaN(at) ? "–" : [`${age((now - at) / 1000)} `, h("span", { class: "quiet" }, when(at * 1000))];
 }

@@ -1,20 +1,22 @@
-// The consumer groups of a topic.
+// The consumer groups of a topic, and its shares.
 
 import { facts } from "./api.js";
-import { command, h, isBusy, isolated, put, redraw, table } from "./dom.js";
-import { age, plural, sized, when, whole } from "./format.js";
+import { command, h, isBusy, isolated, put, redraw, since, table } from "./dom.js";
+import { age, plural, sized, whole } from "./format.js";
+import { shareList } from "./shares.js";
 
 const MOST = 200; // partitions of a group that are listed
 
 export async function showGroups(view) {
   const { main, args: [name], signal } = view;
-  const list = h("section");
-  put(main, h("h1", {}, "Groups of ", isolated(name)), list);
+  const list = h("section"), shares = h("section");
+  put(main, h("h1", {}, "Groups of ", isolated(name)), list, h("h1", {}, "Shares of ", isolated(name)), shares);
+  const refresh = shareList(view, name, shares);
   await view.every(2000, async () => {
     const groups = await facts("groups", { topic: name }, signal);
-    if (isBusy(list)) return;
     const { row } = await facts("topic", { topic: name }, signal);
-    redraw(list, groups.length ? groups.map((group) => draw(group, row)) : h("p", { class: "quiet" }, "No group reads this topic. Looking here joins none."));
+    if (!isBusy(list)) redraw(list, groups.length ? groups.map((group) => draw(group, row)) : h("p", { class: "quiet" }, "No group reads this topic. Looking here joins none."));
+    await refresh();
   });
 }
 
@@ -39,11 +41,6 @@ function draw(group, row) {
   ])));
   if (group.partitions.length > MOST) found.push(h("p", { class: "quiet" }, `and ${whole(group.partitions.length - MOST)} more partitions`));
   return h("article", {}, found);
-}
-
-function since(text, now) {
-  const at = Date.parse(text);
-  return isNaN(at) ? "–" : [`${age((now - at) / 1000)} `, h("span", { class: "quiet" }, when(at * 1000))];
 }
 
 /** Numbers as ranges: 0 to 3, 7. */

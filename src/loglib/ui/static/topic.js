@@ -4,6 +4,8 @@ import { facts } from "./api.js";
 import { chart } from "./chart.js";
 import { command, h, isBusy, isolated, put, redraw, shown, table } from "./dom.js";
 import { age, plural, rate, sized, when, whole } from "./format.js";
+import { pager } from "./pages.js";
+import { sumsTable } from "./shares.js";
 import { records, troubleOf } from "./topics.js";
 
 const EVERY_MS = 2000;
@@ -14,9 +16,9 @@ export async function showTopic(view) {
   const { main, args: [name], signal } = view;
   const samples = [];
   const figures = h("dl", { class: "figures" }), wrong = h("section"), charts = h("div", { class: "charts" });
-  const partitions = h("section"), rest = h("section");
+  const shares = h("section"), partitions = h("section"), rest = h("section");
   let drawn = "";
-  put(main, h("h1", {}, isolated(name)), wrong, figures, charts, partitions, rest);
+  put(main, h("h1", {}, isolated(name)), wrong, figures, charts, shares, partitions, rest);
   const page = pagedPartitions(view, name, partitions);
   await view.every(EVERY_MS, async () => {
     const topic = await facts("topic", { topic: name }, signal);
@@ -30,6 +32,7 @@ export async function showTopic(view) {
       figure("Newest record", row.newest_us === null ? "–" : `${age((row.now_us - row.newest_us) / 1e6)} ago`));
     if (!isBusy(wrong)) put(wrong, row.troubles.length > 0 && [h("h2", {}, "What is wrong"), h("ul", { class: "troubles" }, row.troubles.map((each) => troubleOf(each)))]);
     put(charts, drawCharts(samples));
+    if (!isBusy(shares)) redraw(shares, row.shares.length > 0 && [h("h2", {}, "Shares"), sumsTable(name, row.shares, row.all_shares)]);
     const text = JSON.stringify([topic.policies, topic.copies, topic.archive, topic.rooms, topic.role]);
     if (text !== drawn) { put(rest, details(topic)); drawn = text; }
     await page();
@@ -66,16 +69,6 @@ function pagedPartitions(view, name, section) {
       ] }))), pager(from, PAGE, total, "partition", (to) => { from = to; refresh(); }));
   };
   return async () => { if (!isBusy(section)) await refresh(); };
-}
-
-function pager(from, page, total, word, turn) {
-  if (total <= page) return null;
-  return h("nav", { class: "pages", "aria-label": "Pages" },
-    h("button", { type: "button", disabled: from === 0, onclick: () => turn(0) }, "First"),
-    h("button", { type: "button", disabled: from === 0, onclick: () => turn(Math.max(0, from - page)) }, "Previous"),
-    ` ${whole(from + 1)} to ${whole(Math.min(total, from + page))} of ${plural(total, word)} `,
-    h("button", { type: "button", disabled: from + page >= total, onclick: () => turn(from + page) }, "Next"),
-    h("button", { type: "button", disabled: from + page >= total, onclick: () => turn(Math.floor((total - 1) / page) * page) }, "Last"));
 }
 
 function details(topic) {

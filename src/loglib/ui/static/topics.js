@@ -3,10 +3,12 @@
 import { facts } from "./api.js";
 import { command, h, isBusy, isolated, put, redraw, shown, table } from "./dom.js";
 import { age, plural, rate, sized, whole } from "./format.js";
+import { sumsInACell } from "./shares.js";
 
 const PAGE = 50; // rows that are looked at together
 const AT_ONCE = 4; // requests
 const EVERY_MS = 4000;
+const NAMES = ["Topic", ">Records", ">Size", ">Records/s", ">Bytes/s", ">Partitions", ">Oldest", "Groups' lag", "Shares", "State"];
 
 export async function showTopics(view) {
   const { main, query, signal } = view;
@@ -26,8 +28,9 @@ export async function showTopics(view) {
       put(list, h("p", {}, "No topic is here yet. This makes one: "), command(`loglib create ${found.root}/NAME`));
       return;
     }
-    redraw(list, table("Topics", ["Topic", ">Records", ">Size", ">Records/s", ">Bytes/s", ">Partitions", ">Oldest", "Groups' lag", "State"],
-      part.map((name) => ({ attributes: { "data-row": name, tabindex: "-1" }, cells: cells(name, rows.get(name)) })), { class: "list" }));
+    const has_shares = part.some((name) => rows.get(name)?.shares.length);
+    const columns = NAMES.filter((each) => has_shares || each !== "Shares");
+    redraw(list, table("Topics", columns, part.map((name) => ({ attributes: { "data-row": name, tabindex: "-1" }, cells: cells(name, rows.get(name), columns) })), { class: "list" }));
     const more = names.length > PAGE;
     put(pages, more && h("button", { type: "button", disabled: from === 0, onclick: () => turn(-PAGE) }, "Previous"),
       more && ` ${from + 1} to ${Math.min(names.length, from + PAGE)} of ${plural(names.length, "topic")} `,
@@ -64,12 +67,13 @@ export async function showTopics(view) {
   });
 }
 
-function cells(name, row) {
+function cells(name, row, columns) {
   const link = h("a", { href: `#/t/${encodeURIComponent(name)}` }, isolated(name));
-  if (!row) return [link, "…", "…", "…", "…", "…", "…", "…", "…"];
+  if (!row) return [link, ...columns.slice(1).map(() => "…")];
   return [
     link, records(row), sized(row.size_bytes), rate(row.records_per_s), row.bytes_per_s === null ? "–" : sized(row.bytes_per_s), whole(row.partitions),
-    row.oldest_us === null ? "–" : age((row.now_us - row.oldest_us) / 1e6), lags(row.groups), state(row),
+    row.oldest_us === null ? "–" : age((row.now_us - row.oldest_us) / 1e6), lags(row.groups),
+    ...(columns.includes("Shares") ? [sumsInACell(row.shares, row.all_shares)] : []), state(row),
   ];
 }
 
