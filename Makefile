@@ -27,7 +27,7 @@ SPARK = JAVA_HOME="$$(scripts/java-home.sh)" SPARK_SUBMIT_OPTS="$(SHORT_LIVED)" 
 # The proof makes and deletes files by the million: in memory where there is room, since a disk would be busy with that alone.
 PROOF_FILES := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "TMPDIR=/dev/shm" }')
 
-.PHONY: help demo test check coverage lint types tools proof proof-sample bench bench-spark paper docs spark-archive clean venv java
+.PHONY: help demo test check coverage lint types tools browser proof proof-sample bench bench-spark paper docs spark-archive clean venv java
 
 help:
 	@sed -n 's/^#  //p' Makefile
@@ -46,6 +46,9 @@ demo: venv java
 
 tools: venv
 	@scripts/proof-tools.sh
+
+browser: venv
+	@scripts/proof-tools.sh --browser
 
 lint: venv
 	@echo "== ruff"
@@ -91,7 +94,7 @@ proof-sample: venv tools
 
 # A whole proof that has passed is noted in the file `proved`, which tells the sample what has changed since.
 COMMIT := git describe --always --abbrev=40 --exclude='*' --dirty
-proof: venv tools java
+proof: venv tools browser java
 	@rm -rf .reliability
 	@echo "== reliability tests"
 	@status=0; goals=; commit=$$($(COMMIT)); \
