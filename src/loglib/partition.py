@@ -8,8 +8,9 @@ Threads: safe for all; each of its readers belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .append.access import Access
@@ -18,7 +19,7 @@ from .append.record_arguments import HeadersLike, gather_columns, record_columns
 from .config.arguments import Time, check_count, parse_start
 from .config.times import to_text
 from .errors import OffsetOutOfRangeError
-from .format.display import Shown, sized
+from .format.display import Bars, Shown, sized
 from .format.header import NO_PRODUCER
 from .format.record import OffsetRange, Position
 from .log.lookup import before_end, resolve
@@ -53,6 +54,15 @@ class Partition(Shown, Readable, NotCopyable):
             yield "holding", sized(self.high_watermark - self.log_start_offset)
             yield "segments", len(segments)
             yield "since", to_text(segments[0].created)
+
+    def _segment_sizes(self) -> Bars:
+        """The bytes in each segment that readers see, by the segment's first offset, from the files' names alone."""
+        log = self._access.log
+        if log.writer is None:
+            log.refresh()
+        start, end = self.log_start_offset, self.high_watermark
+        edges = [start, *(base for base in log.index.bases() if start < base < end), end]
+        return [(f"from offset {low}", high - low) for low, high in pairwise(edges)]
 
     # --- facts -----------------------------------------------------------------------------------
 
@@ -319,3 +329,25 @@ class Partitions(NotCopyable):
     def all(self) -> tuple[Partition, ...]:
         """The partitions."""
         return tuple([partition for _, partition in list(self._made.values())])
+
+
+class ShownByPartition(Shown):
+    """A base class of a topic: in a notebook it shows its partitions as a table, and their sizes as a chart."""
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """The partitions, by number."""
+        raise NotImplementedError
+
+    def _rows(self) -> Iterator[Sequence[object]]:
+        yield "partition", "from offset", "to offset", "holding"
+        for each in self.partitions:
+            start, end = each.log_start_offset, each.high_watermark
+            yield each.id, start, end, sized(end - start)
+
+    def _bars(self) -> tuple[str, Bars]:
+        partitions = self.partitions
+        if len(partitions) == 1:
+            return "bytes by segment", partitions[0]._segment_sizes()  # noqa: SLF001  A class of this module.
+        sizes = [(f"{each.id}", each.high_watermark - each.log_start_offset) for each in partitions]
+        return "bytes by partition", sizes

@@ -37,13 +37,13 @@ from .config.uri import is_remote
 from .copies.parts import Parts, check_durability, parts_of
 from .errors import ForkedHandleError, LogClosedError, LogError
 from .format.codec import codec_id
-from .format.display import Shown, sized
+from .format.display import sized
 from .groups.grouped_topic import committed_of
 from .jobs.sharing_topic import SharingTopic
 from .log import catalog, topic_file
 from .log.log import Log
 from .log.readable import Readable, Sources
-from .partition import Partition, Partitions
+from .partition import Partition, Partitions, ShownByPartition
 from .retention import SegmentDecision
 from .system.clock import SYSTEM, clock_of
 from .system.failures import together
@@ -73,7 +73,7 @@ _check_no_members = called_later("loglib.jobs.administration", "check_no_members
 _new_fence = called_later("loglib.transactions.group_commits", "StoreFence")
 
 
-class Topic(Shown, Appends, Readable, SharingTopic):
+class Topic(ShownByPartition, Appends, Readable, SharingTopic):
     """A named, partitioned log. Open one with `Topic.open`."""
 
     def __init__(

@@ -1,6 +1,7 @@
 """Display: the facts about an object that a prompt and a notebook show.
 
-Invariant: it never raises. If a look at the disk fails, the facts before it are shown.
+Invariant: it never raises. If a look at the disk fails, the facts before it are shown. All that is shown is escaped, so
+nothing in it is markup. The chart is a drawing in the notebook's own colour: it needs no script and no library.
 """
 
 from __future__ import annotations
@@ -8,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
+_MOST_ROWS = 21  # of the second table, the names with them
+_MOST_BARS = 64  # of a chart; then a bar has several neighbours
+_WIDTH, _HEIGHT, _WIDEST = 384, 48, 24  # of a chart and a bar, in pixels
+
+Bars = Sequence[tuple[str, int]]
 
 
 class Shown:
@@ -33,11 +39,20 @@ class Shown:
             f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in _listed(self)
         ]  # fmt: skip
         table = f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
-        return f"{table}<table>{''.join(listed)}</table>" if listed else table
+        more = f"<table>{''.join(listed)}</table>" if listed else ""
+        return f"{table}{more}{_chart(self)}"
 
     def _rows(self) -> Iterator[Sequence[object]]:
-        """The rows of a second table in a notebook, the names first; by default none. It may raise in the middle."""
+        """The rows of a second table in a notebook, the names first; by default none. It may raise in the middle.
+
+        The first 20 rows are shown.
+        """
         return iter(())
+
+
+    def _bars(self) -> tuple[str, Bars]:
+        """The title of a small chart in a notebook, and its bars: a name and a number of bytes each. It may raise."""
+        return "", ()
 
 
 def _found(shown: Shown) -> list[tuple[str, object]]:
@@ -54,10 +69,43 @@ def _listed(shown: Shown) -> list[Sequence[object]]:
     found: list[Sequence[object]] = []
     try:
         for row in shown._rows():  # noqa: SLF001  Likewise.
-            found.append(row)  # noqa: PERF402  Likewise.
+            found.append(row if len(found) < _MOST_ROWS else ("and more",))
+            if len(found) > _MOST_ROWS:
+                break
     except Exception as error:  # noqa: BLE001  Likewise.
         found.append((f"({type(error).__name__})",))
     return found
+
+
+def _chart(shown: Shown) -> str:
+    """The bars as a drawing; nothing without them. Each says its name and number."""
+    import html
+
+    try:
+        title, bars = shown._bars()  # noqa: SLF001  Likewise.
+    except Exception:  # noqa: BLE001  The table says which error it was.
+        return ""
+    bars = _merged(bars)
+    most, wide = max([size for _, size in bars], default=0), min(_WIDEST, _WIDTH // max(1, len(bars)))
+    if not most:
+        return ""
+    drawn = []
+    for number, (name, size) in enumerate(bars):
+        high = max(1, round(_HEIGHT * size / most)) if size else 0
+        place = f"x='{number * wide}' y='{_HEIGHT - high}' width='{wide - 1}' height='{high}'"
+        drawn.append(f"<rect {place}><title>{html.escape(f'{name}: {sized(size)}')}</title></rect>")
+    shape = f"width='{wide * len(bars)}' height='{_HEIGHT}' fill='currentColor' fill-opacity='0.6' role='img'"
+    said = html.escape(f"{title}, at most {sized(most)}")
+    return f"<div>{said}</div><svg {shape} aria-label='{said}'>{''.join(drawn)}</svg>"
+
+
+def _merged(bars: Bars) -> Bars:
+    """The bars, or fewer ones that have the sums of neighbours."""
+    step = -(-len(bars) // _MOST_BARS)
+    if step <= 1:
+        return bars
+    parts = [bars[first : first + step] for first in range(0, len(bars), step)]
+    return [(f"{part[0][0]} to {part[-1][0]}", sum(size for _, size in part)) for part in parts]
 
 
 def sized(count: int) -> str:

@@ -17,7 +17,7 @@ import math
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -28,7 +28,7 @@ from ..config.arguments import Start, check_count, partition_number
 from ..config.quantities import Duration, microseconds, timeout_seconds
 from ..errors import ForkedHandleError, LogClosedError, LogError, OffsetOutOfRangeError
 from ..format.batch import Batch
-from ..format.display import Shown
+from ..format.display import Shown, sized
 from ..format.record import Record
 from ..log.lag import Lag
 from ..system.clock import monotonic
@@ -151,6 +151,15 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
             yield "", "closed"
         else:
             yield "owning", self.assignment
+
+    def _rows(self) -> Iterator[Sequence[object]]:
+        if self._closed is None:
+            owned, committed = self.assignment, self.committed()
+            yield "partition", "owner", "committed", "by", "lag"
+            for each, behind in self.lag().items():
+                commit = committed.get(each)
+                offset, by = ("nothing", "") if commit is None else (commit.offset, commit.member)
+                yield each, "this member" if each in owned else "", offset, by, sized(behind.bytes)
 
     # --- reading ---------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Literal, Self, TypedDict, TypeVar
 
@@ -45,7 +45,7 @@ from .job import InHand, Job, JobBatch
 from .members import MemberFile, is_dead
 from .records import record_of
 from .runner import run
-from .taking import Settling, Taking
+from .taking import Settling, Taking, shown_rows
 
 # How often a member looks at the others although the system reports nothing, and how often where it reports nothing.
 _LOOK_S = 0.5
@@ -166,6 +166,9 @@ class Share(Shown, NotCopyable):
             yield "", "closed"
         else:
             yield "in hand", sum(len(each.acks.state.mine) for each in self._takings.values())
+
+    def _rows(self) -> Iterator[Sequence[object]]:
+        return iter(()) if self._closed is not None else shown_rows(list(self._takings.values()))
 
     # --- taking ----------------------------------------------------------------------------------------
 

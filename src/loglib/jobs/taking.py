@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from ..system.not_copyable import NotCopyable
 from .ack_log import AckLog
 from .entries import ACCEPTED, BEGIN, DEAD, EXPIRED, LOST, MOST_TOGETHER, REAP, RELEASED, RENEW, RETURNED, SETTLE, pair
 from .records import Records
-from .state import Hand, State
+from .state import Counts, Hand, State
 
 logger = logging.getLogger("loglib")
 
@@ -342,3 +342,11 @@ def _holds(state: State, what: Settling) -> bool:
     if hand is None or what.token not in state.mine:
         return False
     return hand.some is None or not hand.some.isdisjoint(range(what.offset, what.offset + what.size))
+
+
+def shown_rows(takings: Iterable[Taking]) -> Iterator[Sequence[object]]:
+    """The table of a share in a notebook: the names, and a row for each partition, as this member has read it."""
+    yield "partition", "in hand of all members", "free again", *Counts._fields
+    for each in takings:
+        state = each.acks.state
+        yield each.partition, state.in_hand, len(state.free), *state.counts
