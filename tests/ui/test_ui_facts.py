@@ -153,6 +153,29 @@ def test_declared_gap_is_a_trouble_until_it_is_accepted(tmp_path: Path) -> None:
         assert troubles_of(topic) == []
 
 
+def test_reader_that_meets_a_declared_gap_makes_no_second_trouble_of_it(
+    tmp_path: Path, page: Callable[..., Any]
+) -> None:
+    at = made(tmp_path / "t")
+    with Topic.open(at) as topic:
+        topic.partition(0).roll()
+        start = next(iter(topic.read())).offset
+    spoil(at / "0000" / f"{0:020}.log", 4096 + start + 100)
+    answers = Answers(Topics(tmp_path))
+
+    def met() -> tuple[int, list[str]]:
+        found = answers.by_name["records"](Asked({"topic": "t", "way": "on", "from": "begin"}))
+        answers._overview._troubles.clear()  # they are looked for every ten seconds
+        row = answers.by_name["row"](Asked({"topic": "t"}))
+        return len(found.damage), [each.kind for each in row.troubles]
+
+    loglib.repair(at)
+    assert met() == (1, ["gap"]), "the page of records names it in its place"
+    loglib.repair(at, accept=True)
+    assert met() == (1, [])
+    answers.close()
+
+
 def test_pending_transaction_is_a_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at, other = made(tmp_path / "a"), made(tmp_path / "b")
     with Topic.open(at) as one, Topic.open(other) as two:

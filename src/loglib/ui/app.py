@@ -45,6 +45,7 @@ from .records import (
     page_before,
     tail,
     tail_start,
+    undeclared,
     whole_record,
 )
 from .samples import Sampler
@@ -186,7 +187,7 @@ class Answers(NotCopyable):
             return found
 
         page = self._topics.ask(asked.topic, look)
-        self._overview.note_damage(asked.topic, page.damage)
+        self._overview.note_damage(asked.topic, undeclared(page.damage))
         return page
 
     def _record(self, asked: Asked) -> Any:
@@ -200,7 +201,7 @@ class Answers(NotCopyable):
             asked.topic,
             lambda topic: tail(topic, position or tail_start(topic, partition, 50), partition=partition, limit=limit),
         )
-        self._overview.note_damage(asked.topic, page.damage)
+        self._overview.note_damage(asked.topic, undeclared(page.damage))
         return page
 
 

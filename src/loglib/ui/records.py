@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from ..config.times import to_text
 from ..errors import CorruptLogError, InvalidOffsetError, LogError, OffsetOutOfRangeError
 from ..format.record import Damage, Record
+from ..log.gaps import NAME as GAPS
 from ..partition import Partition
 from ..system.clock import monotonic
 from ..topic import Topic
@@ -35,6 +36,7 @@ _RUN_BYTES = 1 << 20  # of log that is read at a time on the way back
 _SECONDS = 1.0  # for a page: a search then says how far it came
 _COUNT_S = 0.3  # for counting what a tail has passed over
 _TAIL_BYTES = 8 << 20  # of log that a tail reads of a partition at a time
+_OF_A_GAP = f"/{GAPS}, byte 0: found a gap "  # in the text of a declared gap, as `Gap.as_damage` has it
 _LOOKS = 256  # headers between two looks at the clock
 
 
@@ -65,6 +67,11 @@ class RecordPage:
     ended: str = "full"  # "full", "end", "time" or "bytes"
     looked_at: int = 0  # records
     left_bytes: int = 0  # of log in this direction, up to a batch
+
+
+def undeclared(damage: list[str]) -> list[str]:
+    """The damage that is no declared gap: a gap is a trouble of its own, and none when its loss was accepted."""
+    return [each for each in damage if _OF_A_GAP not in each]
 
 
 @dataclass(frozen=True, slots=True)
