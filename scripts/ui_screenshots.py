@@ -1,7 +1,9 @@
 """Take the screenshots of docs/ui.md again: `python scripts/ui_screenshots.py [DIRECTORY]`
 
-It makes topics with living writers and groups in a temporary directory, serves them with `loglib ui`, and looks at the
-page with Debian's Chromium. Needs the extras [ui] and [arrow], and playwright and Pillow.
+It makes topics with living writers, groups and shares in a temporary directory, serves them with `loglib ui`, and looks
+at the page with Debian's Chromium. Needs the extras [ui] and [arrow], and playwright and Pillow. With a directory it
+also takes those that docs/ui.md does not have. It fails if there is an error in the browser's console, or a request to
+another host.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import loglib
 from loglib import Retention, Topic
@@ -24,20 +28,44 @@ from loglib.copies import mirror
 from loglib.offload import archive
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
-CHARTS_S = 45  # until the charts have a line worth showing
-# The name, the address, the width, the scheme, and how long to wait.
-SHOTS: tuple[tuple[str, str, dict[str, int], str, float], ...] = (
-    ("ui-topic", "#/t/orders", WIDE, "light", CHARTS_S),
-    ("ui-topics", "#/", WIDE, "light", 8),
-    ("ui-topics-dark", "#/", WIDE, "dark", 8),
-    ("ui-records", "#/t/orders/records?path=.total%20%3E%20150&from=begin&way=on", WIDE, "dark", 4),
-    ("ui-segments", "#/t/payments/segments/0", WIDE, "light", 4),
-    ("ui-groups", "#/t/orders/groups", WIDE, "light", 4),
-    ("ui-phone", "#/", PHONE, "dark", 8),
-    ("ui-phone-records", "#/t/orders/records?partition=0", PHONE, "light", 4),
-)
-DOCUMENTED = {"ui-topics", "ui-topic", "ui-records", "ui-segments", "ui-phone"}  # those that the page has
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHARTS_S = 45.0  # until the charts have a line worth showing
+
+
+class Size(NamedTuple):
+    """A window's."""
+
+    width: int
+    height: int
+
+
+class Shot(NamedTuple):
+    """One screenshot."""
+
+    name: str
+    address: str
+    ready: str  # what the page shows when it is loaded
+    size: Size = Size(1280, 800)
+    scheme: str = "light"
+    settle_s: float = 0.5
+    is_documented: bool = False
+
+
+PHONE = Size(390, 780)
+ROWS_S = 7.0  # until the rates in the rows are those of several samples
+CHARTS = Shot("ui-topic", "#/t/orders", "figure svg path", is_documented=True)
+SHOTS = (
+    Shot("ui-topics", "#/", "text=✓ well", settle_s=ROWS_S, is_documented=True),
+    Shot("ui-topics-dark", "#/", "text=✓ well", scheme="dark"),
+    Shot("ui-records", "#/t/orders/records?path=.total%20%3E%20150&from=begin&way=on", ".rows li", scheme="dark",
+         is_documented=True),
+    Shot("ui-segments", "#/t/payments/segments/0", "tbody tr", is_documented=True),
+    Shot("ui-groups", "#/t/orders/groups", "tbody tr"),
+    Shot("ui-shares", "#/t/mails/groups", "article.share td", is_documented=True),
+    Shot("ui-phone", "#/", "text=✓ well", PHONE, "dark", is_documented=True),
+    Shot("ui-phone-records", "#/t/orders/records?partition=0", ".rows li", PHONE),
+    Shot("ui-phone-shares", "#/t/mails/groups", "article.share td", PHONE, "dark"),
+)  # fmt: skip
 MOST_COLOURS = 255
 # The temporary directory is shown as a place that a reader may have.
 SHOWN = """([place, shown]) => {
@@ -71,6 +99,26 @@ def payments(place: Path) -> None:
         pass
 
 
+def mail(place: Path, stop: threading.Event, member: str) -> None:
+    """Work on the share of a topic, now and then without success, until the event."""
+    chance = random.Random(member)
+    with Topic.open(place / "mails", mode="r") as topic, topic.share("send", member=member, max_attempts=3) as share:
+        done = 0
+        while not stop.is_set():
+            job = share.take(0.2)
+            if job is None:
+                continue
+            if done >= 60:
+                stop.wait(chance.uniform(0.5, 3))
+            done, fate = done + 1, chance.random()
+            if fate < 0.8:
+                job.accept()
+            elif fate < 0.84:
+                job.reject("there is no such address")
+            else:
+                job.release(delay=0 if fate > 0.9 else chance.uniform(60, 900))
+
+
 @contextmanager
 def demonstration(place: Path) -> Iterator[Path]:
     """Topics of a shop, while they are written and read."""
@@ -100,6 +148,9 @@ def demonstration(place: Path) -> Iterator[Path]:
         segment.write_bytes(content)
         loglib.repair(place / "sensors")
         mirror(place / "clicks", place / "clicks-mirror")
+        with Topic.create(place / "mails", partitions=2) as topic:
+            for number in range(900):
+                topic.append(b"to customer %d" % number, partition=number % 2)
 
         def write() -> None:
             number = 60_000
@@ -119,6 +170,7 @@ def demonstration(place: Path) -> Iterator[Path]:
         orders.reset_group("shipping", {each.id: each.offset_before_end(4000) for each in orders.partitions})
         members = (("till-1", 0.4), ("till-2", 9.0))
         threads = [threading.Thread(target=read, args=each) for each in members] + [threading.Thread(target=write)]
+        threads += [threading.Thread(target=mail, args=(place, stop, f"sender-{number}")) for number in range(3)]
         for each in threads:
             each.start()
         try:
@@ -145,36 +197,64 @@ def served(place: Path) -> Iterator[str]:
             process.terminate()
 
 
-def take(
-    browser: Any, address: str, place: Path, to: Path, size: dict[str, int], scheme: str, wait_s: float
-) -> None:  # fmt: skip
-    """One screenshot, with few colours so that the file is small."""
-    from PIL import Image
+class Visit:
+    """A tab of the browser, and what is wrong with its page."""
 
-    page = browser.new_page(viewport=size, color_scheme=scheme, device_scale_factor=1)
-    page.goto(address)
-    page.wait_for_timeout(wait_s * 1000)
-    page.evaluate(SHOWN, [str(place.parent), "/srv"])
-    page.screenshot(path=to)
-    page.close()
-    image = Image.open(to).convert("RGB").quantize(MOST_COLOURS, dither=Image.Dither.NONE)
-    image.save(to, optimize=True)
+    def __init__(self, browser: Any, address: str, shot: Shot) -> None:
+        self.shot = shot
+        self.faults: list[str] = []
+        size = shot.size._asdict()
+        self.page: Any = browser.new_page(viewport=size, color_scheme=shot.scheme, device_scale_factor=1)
+        own = re.match(r"http://[^/]+/", address)
+        assert own is not None
+        self.page.on("pageerror", lambda error: self._note(f"error: {error}"))
+        self.page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
+        self.page.on("request", lambda asked: None if asked.url.startswith(own[0]) else self._note(asked.url))
+        self.page.goto(address + shot.address)
+        self.page.wait_for_selector(shot.ready, state="attached")
+
+    def _note(self, fault: str) -> None:
+        self.faults.append(f"{self.shot.name}: {fault}")
+
+    def take(self, place: Path, to: Path) -> list[str]:
+        """Write the picture, with few colours so that the file is small; returns the faults of the page."""
+        from PIL import Image
+
+        self.page.wait_for_timeout(self.shot.settle_s * 1000)
+        self.page.evaluate(SHOWN, [str(place.parent), "/srv"])
+        self.page.screenshot(path=to)
+        self.page.close()
+        image = Image.open(to).convert("RGB").quantize(MOST_COLOURS, dither=Image.Dither.NONE)
+        image.save(to, optimize=True)
+        return self.faults
 
 
-def main(directory: Path, *, documented: bool) -> None:
-    """Write the screenshots into a directory."""
+def main(directory: Path, *, documented: bool, charts_s: float = CHARTS_S) -> list[str]:
+    """Write the screenshots into a directory; returns what was wrong with the pages.
+
+    The topic with charts is open, and sampled, while the others are looked at.
+    """
     from playwright.sync_api import sync_playwright
 
+    chosen = [each for each in SHOTS if each.is_documented or not documented]
     with ExitStack() as at_end:
         place = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="shop-"))) / "topics"
         address = at_end.enter_context(served(at_end.enter_context(demonstration(place))))
         playwright = at_end.enter_context(sync_playwright())
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        for name, hash_, size, scheme, wait_s in SHOTS:
-            if not documented or name in DOCUMENTED:
-                take(browser, address + hash_, place, directory / f"{name}.png", size, scheme, wait_s)
+        path = next(filter(None, map(shutil.which, BROWSERS)), None)
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        charts, ready_at = Visit(browser, address, CHARTS), time.monotonic() + charts_s
+        faults = [
+            fault for shot in chosen
+            for fault in Visit(browser, address, shot).take(place, directory / f"{shot.name}.png")
+        ]  # fmt: skip
+        charts.page.wait_for_timeout(max(0.0, ready_at - time.monotonic()) * 1000)
+        faults += charts.take(place, directory / f"{CHARTS.name}.png")
         browser.close()
+    return faults
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES, documented=len(sys.argv) < 2)
+    found = main(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES, documented=len(sys.argv) < 2)
+    if found:
+        sys.exit("\n".join(found))

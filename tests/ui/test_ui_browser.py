@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsers import chromium, tab_of
 from builders import spoil
 from monitored import committed, made
 from served_page import Page, serving
@@ -30,22 +30,13 @@ HOSTILE = [
     (b"bytes", bytes(range(256))),
     (None, None),
 ]
-WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
+PHONE = {"width": 390, "height": 780}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        pytest.skip("NOT PROVED: this machine lacks Chromium (Debian's chromium) or playwright")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -91,26 +82,8 @@ def served(place: Path) -> Iterator[Page]:
 
 @pytest.fixture
 def view(browser: Any, served: Page) -> Iterator[Any]:
-    """A tab of the browser. No script may fail, no dialog may open, and nobody else may be asked."""
-    tab = browser.new_page(viewport=WIDE)
-    tab.set_default_timeout(60_000)
-    faults: list[str] = []
-
-    def dismissed(dialog: Any) -> None:
-        faults.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
-    tab.on("pageerror", lambda error: faults.append(f"error: {error}"))
-    tab.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-    tab.on("dialog", dismissed)
-    tab.on("request", lambda asked: None if _is_own(asked.url, served) else faults.append(f"asked: {asked.url}"))
-    yield tab
-    tab.close()
-    assert faults == []
-
-
-def _is_own(address: str, served: Page) -> bool:
-    return address.startswith((f"http://127.0.0.1:{served.port}/", "blob:"))
+    with tab_of(browser, served) as tab:
+        yield tab
 
 
 def test_topics_are_listed_with_what_is_wrong_and_the_next_command(view: Any, served: Page, place: Path) -> None:

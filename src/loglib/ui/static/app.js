@@ -7,7 +7,7 @@ import { showRecord, showRecords } from "./records.js";
 import { showSegments, showTopic } from "./topic.js";
 import { showTopics } from "./topics.js";
 
-const TABS = [["", "Overview"], ["records", "Records"], ["groups", "Groups, shares"], ["segments/0", "Segments"]];
+const TABS = [["", "Overview"], ["records", "Records"], ["groups", "Groups", ", shares"], ["segments/0", "Segments"]];
 const KEYS = [
   ["?", "show these keys"], ["t", "all topics"], ["1 2 3 4", "overview, records, groups and shares, segments of the topic"],
   ["j k", "next, previous row"], ["Enter", "open the row"], ["/", "go to the first field"],
@@ -85,9 +85,9 @@ function where(name, view, rest) {
   put(nav, h("a", { href: "#/", class: "home", "aria-current": name || only ? null : "page" }, only ? "loglib" : "Topics"));
   if (!name) return;
   const base = `#/t/${encodeURIComponent(name)}`;
-  nav.append(h("bdi", { class: "name" }, name), h("span", { class: "tabs" }, TABS.map(([path, text], at) => {
+  nav.append(h("bdi", { class: "name" }, name), h("span", { class: "tabs" }, TABS.map(([path, text, more], at) => {
     const is_here = path.split("/")[0] === (view === "record" ? "records" : view);
-    return h("a", { href: path ? `${base}/${path}` : base, "aria-current": is_here ? "page" : null, title: `Key ${at + 1}` }, text);
+    return h("a", { href: path ? `${base}/${path}` : base, "aria-current": is_here ? "page" : null, title: `Key ${at + 1}` }, text, more && h("span", { class: "wide" }, more));
   })));
 }
 

@@ -21,7 +21,7 @@ export function sumsTable(topic, shares, total) {
 /** A few words about each share, for a cell. */
 export function sumsInACell(shares, total) {
   if (!shares.length) return h("span", { class: "quiet" }, "no share");
-  return h("ul", { class: "plain" }, shares.slice(0, 3).map((each) => h("li", {}, isolated(each.name), " ", each.error
+  return h("ul", { class: "plain short" }, shares.slice(0, 3).map((each) => h("li", {}, isolated(each.name), " ", each.error
     ? h("span", { class: "bad" }, "⚠ cannot be read")
     : [`${whole(each.in_hand)} in hand, ${whole(each.waiting)} waiting, `, h("span", { class: each.dead ? "bad" : "quiet", title: DEAD }, `${whole(each.dead)} dead`)])),
     total > 3 && h("li", { class: "quiet" }, `and ${whole(total - 3)} more`));
