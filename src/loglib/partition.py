@@ -8,6 +8,7 @@ Threads: safe for all; each of its readers belongs to one thread.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -331,13 +332,13 @@ class Partitions(NotCopyable):
         return tuple([partition for _, partition in list(self._made.values())])
 
 
-class ShownByPartition(Shown):
+class ShownByPartition(Shown, ABC):
     """A base class of a topic: in a notebook it shows its partitions as a table, and their sizes as a chart."""
 
     @property
+    @abstractmethod
     def partitions(self) -> tuple[Partition, ...]:
         """The partitions, by number."""
-        raise NotImplementedError
 
     def _rows(self) -> Iterator[Sequence[object]]:
         yield "partition", "from offset", "to offset", "holding"

@@ -86,6 +86,8 @@ def test_chart_of_a_topic_with_one_partition_has_its_segments(path: Path) -> Non
             topic.partition(0).roll()
         starts = [each.base_offset for each in topic.partition(0).segments]
         table = topic._repr_html_()
+        with Topic.open(path, mode="r") as reading:
+            assert reading._repr_html_().partition("<svg")[2] == table.partition("<svg")[2]
     assert re.findall(r"<title>(.*?)</title>", table) == [
         f"from offset {low}: {sized(high - low)}" for low, high in pairwise(starts)
     ]

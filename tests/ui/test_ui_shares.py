@@ -15,6 +15,7 @@ from shared_jobs import acks_of, die, taken, values
 
 from conftest import QUIET, needs_root, open_files, tree
 from loglib import Share, Topic, testing
+from loglib.errors import LogMovedError
 from loglib.jobs import Counts
 from loglib.ui import shares
 from loglib.ui.app import Answers, Asked, _plain
@@ -212,6 +213,41 @@ def test_names_and_texts_of_a_shares_files_are_only_text(topic: Topic, page: Cal
 def test_share_that_does_not_exist_is_refused(topic: Topic, page: Callable[..., Any]) -> None:
     with pytest.raises(LookupError, match="none"):
         page("share", share="none")
+
+
+def test_share_that_is_deleted_while_it_is_looked_at_is_left_out(
+    topic: Topic, page: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mail", "other"):
+        topic.share(name).close()
+    real = Topic.share_info
+
+    def info(of: Topic, name: str) -> Any:
+        if name == "mail" and "mail" in topic.shares():
+            topic.delete_share("mail")
+        return real(of, name)
+
+    monkeypatch.setattr(Topic, "share_info", info)
+    assert [each["name"] for each in page("shares")["shares"]] == ["other"]
+
+
+def test_shares_of_a_topic_that_was_moved_are_looked_for_where_it_is_now(
+    tmp_path: Path, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.share("mail").close()
+    topics, moved = Topics(tmp_path), list[Topic]()
+    real = Topic.share_info
+
+    def info(of: Topic, name: str) -> Any:
+        if not moved:
+            moved.append(of)
+            raise LogMovedError(of.path, "was moved or removed")
+        return real(of, name)
+
+    monkeypatch.setattr(Topic, "share_info", info)
+    found, _ = shares.Shares(topics).sums("t", shares.Part(0, 9))
+    assert [each.error for each in found] == [None] and topics.ask("t", lambda of: of is not moved[0])
+    topics.close()
 
 
 # --- looking -------------------------------------------------------------------------------------------------

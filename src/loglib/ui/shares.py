@@ -20,7 +20,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import GroupNotFoundError, LogError
+from ..errors import GroupNotFoundError, LogClosedError, LogError, LogMovedError
 from ..jobs import ShareInfo, SharePartition
 from ..jobs.directory import SHARES
 from ..partition import Partition
@@ -220,6 +220,8 @@ def _looked(topic: Topic) -> _Look:
     for share in names:
         try:
             infos[share] = topic.share_info(share)
+        except (LogMovedError, LogClosedError):  # the topic is opened again
+            raise
         except GroupNotFoundError:  # it was deleted just now
             continue
         except (LogError, OSError, ValueError) as error:
