@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 __all__ = [
-    "BrokenStreamError", "CommitPendingError", "ConfigConflictError", "CorruptLogError", "FencedError",
-    "FencedJobError", "ForkedHandleError", "GroupBusyError", "GroupElsewhereError", "GroupMismatchError",
+    "BrokenStreamError", "CommitPendingError", "ConfigConflictError", "CorruptLogError", "DecodeError",
+    "FencedError", "FencedJobError", "ForkedHandleError", "GroupBusyError", "GroupElsewhereError", "GroupMismatchError",
     "GroupNotFoundError", "InvalidOffsetError", "LockedError", "LogClosedError", "LogError", "LogMovedError",
     "LogReplacedError", "MissingCodecError", "NotLeaderError", "OffsetOutOfRangeError", "OffsetRange",
     "ReadOnlyError", "RecordTooLargeError", "ShareFullError", "ShareMismatchError", "ShareReplacedError",
@@ -484,6 +484,16 @@ class RecordTooLargeError(_FactsError, ValueError):
     size_bytes: int
     limit_bytes: int
     _text = "{what} is {size_bytes} bytes, the limit is {limit_bytes}; nothing was appended"
+
+
+class DecodeError(_FactsError, ValueError):
+    """A key or a value is not what the `decode` of a stream expects. Skip the record, or read it as bytes."""
+
+    partition: int
+    offset: int
+    column: str
+    why: str
+    _text = "partition {partition}, offset {offset}: the {column} {why}; without decode= it is read as bytes"
 
 
 class StorageFullError(LogError, OSError):

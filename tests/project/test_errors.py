@@ -130,6 +130,11 @@ CASES = [
     ),
     (errors.ReadOnlyError("t"), {"path": "t"}, "open it with mode='a' to write"),
     (
+        errors.DecodeError(2, 4096, "value", "is not JSON: Expecting value"),
+        {"partition": 2, "offset": 4096, "column": "value", "why": "is not JSON: Expecting value"},
+        "partition 2, offset 4096: the value is not JSON: Expecting value; without decode= it is read as bytes",
+    ),
+    (
         errors.RecordTooLargeError("the record", 11, 10),
         {"size_bytes": 11, "limit_bytes": 10},
         "the record is 11 bytes, the limit is 10; nothing was appended",
@@ -253,7 +258,8 @@ def test_error_of_an_application_may_have_more_facts() -> None:
     [
         (errors.OffsetOutOfRangeError, LookupError), (errors.InvalidOffsetError, ValueError),
         (errors.GroupNotFoundError, LookupError),
-        (errors.RecordTooLargeError, ValueError), (errors.ConfigConflictError, ValueError),
+        (errors.RecordTooLargeError, ValueError), (errors.DecodeError, ValueError),
+        (errors.ConfigConflictError, ValueError),
         (errors.StorageFullError, OSError), (errors.StorageIOError, OSError), (errors.MissingCodecError, ImportError),
         (errors.ForkedHandleError, errors.LogClosedError),
     ],

@@ -16,19 +16,14 @@ Threads: those of a reader, which is the only subclass.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from operator import length_hint
-from typing import TYPE_CHECKING
 
-from ..errors import CorruptLogError
 from ..format.batch import Batch
 from ..format.record import Record
 from .bundle_reader import Bundle
 from .cursor import Piece
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _RECORDS_TOGETHER = 512  # made into objects in one go; more do not fit the processor's cache and cost 50 % more each
 
@@ -93,31 +88,3 @@ class ReadAhead:
         others = islice(self._pieces, 1, None)
         self._unmake_records()
         self._pieces = deque([*batches, *others])  # one step: from here on the bundle's progress does not count
-
-    def _take_arrow(self, columns: Sequence[str] | None, batch_bytes: int) -> pa.RecordBatch:
-        """Hand out the first pieces as one batch of about `batch_bytes` bytes; at least one record."""
-        from ..format.arrow import join
-
-        batches: list[pa.RecordBatch] = []
-        last = made = 0  # the last of the pieces, and how many of its records are taken
-        for number, piece in enumerate(self._pieces):
-            start = self._next_number(piece)
-            part = piece.part(start, len(piece))
-            size = part.content_bytes
-            if size > batch_bytes:
-                if batches:
-                    break
-                part = part.part(0, max(1, len(part) * batch_bytes // size))
-            try:
-                batches.append(part.to_arrow(columns))
-            except CorruptLogError:
-                if not batches:
-                    raise
-                break  # the next call meets it again
-            batch_bytes -= size
-            last, made = number, start + len(part)
-        joined = join(batches)
-        pieces = deque(islice(self._pieces, last, None))
-        self._unmake_records()
-        self._pieces, self._current, self._made = pieces, pieces[0], made
-        return joined

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..config.quantities import Duration
 from ..format.batch import Batch
+from .arrow_stream import Decode, decoder_of
 from .cursor import BLOCK_BYTES
 from .log import Log
 from .reader import OnDamage, Reader, StartLike
@@ -96,24 +97,31 @@ class Readable(ABC):
         batch_bytes: int = BLOCK_BYTES,
         on_damage: OnDamage = "raise",
         archive: str | os.PathLike[str] | None = None,
+        decode: Decode | None = None,
+        schema: pa.Schema | pa.DataType | Mapping[str, pa.DataType | str] | None = None,
     ) -> pa.RecordBatchReader:
         """The records from `start` to `end` as a `pyarrow.RecordBatchReader`, which reads while it is read.
 
-        `start` and `end` are as in `read`: a time is found by bisection, and nothing before it is read. `columns` and
-        `batch_bytes` are as in `Reader.arrow`. For a stream that does not end: `follow(...).arrow()`.
+        `start` and `end` are as in `read`: a time is found by bisection, and nothing before it is read. `columns`,
+        `batch_bytes`, `decode` and `schema` are as in `Reader.arrow`. For a stream that does not end:
+        `follow(...).arrow()`.
 
         With `archive`, a directory or a URI of `loglib.offload.archive`, the records up to the end of the archive come
         from its files, partition after partition, and all later ones from the log. So the stream has the records that
         retention has dropped. Raises `LogError` if it is another topic's archive, and `OffsetOutOfRangeError` if
-        retention has dropped records that are not in the archive.
+        retention has dropped records that are not in the archive. JSON then needs a `schema`.
         """
         if archive is not None:
+            if decode == "json" and schema is None:
+                raise ValueError('decode="json" with an archive needs schema=: the fields of its records')
             sources = self._sources()
             return self._read_archive(
                 archive, partial(self.read, on_damage=on_damage), sources.logs, start, end,
-                columns=columns, batch_bytes=batch_bytes, now_us=sources.clock(),
+                columns=columns, batch_bytes=batch_bytes, decoder=decoder_of(columns, decode, schema),
+                now_us=sources.clock(),
             )  # fmt: skip
-        return self.read(start, end, on_damage=on_damage).arrow(columns, batch_bytes=batch_bytes)
+        reader = self.read(start, end, on_damage=on_damage)
+        return reader.arrow(columns, batch_bytes=batch_bytes, decode=decode, schema=schema)
 
     def to_pandas(
         self,
@@ -122,9 +130,15 @@ class Readable(ABC):
         *,
         columns: Sequence[str] | None = None,
         on_damage: OnDamage = "raise",
+        decode: Decode | None = None,
+        schema: pa.Schema | pa.DataType | Mapping[str, pa.DataType | str] | None = None,
     ) -> pd.DataFrame:
-        """The records as a `pandas.DataFrame`, all in memory. Needs the extra [arrow], and pandas."""
-        return self.arrow(start, end, columns=columns, on_damage=on_damage).read_pandas()
+        """The records as a `pandas.DataFrame`, all in memory. Needs the extra [arrow], and pandas.
+
+        With `decode="json"`, each field of the values is a column, such as `value.page`.
+        """
+        stream = self.arrow(start, end, columns=columns, on_damage=on_damage, decode=decode, schema=schema)
+        return stream.read_all().flatten().to_pandas()
 
     def to_polars(
         self,
@@ -133,11 +147,18 @@ class Readable(ABC):
         *,
         columns: Sequence[str] | None = None,
         on_damage: OnDamage = "raise",
+        decode: Decode | None = None,
+        schema: pa.Schema | pa.DataType | Mapping[str, pa.DataType | str] | None = None,
     ) -> pl.DataFrame:
-        """The records as a `polars.DataFrame`, all in memory. Needs the extra [arrow], and Polars."""
+        """The records as a `polars.DataFrame`, all in memory. Needs the extra [arrow], and Polars.
+
+        With `decode="json"`, `value` is a struct; `unnest("value")` makes columns of its fields.
+        """
         import polars as pl
 
-        return pl.DataFrame(self.arrow(start, end, columns=columns, on_damage=on_damage))
+        return pl.DataFrame(
+            self.arrow(start, end, columns=columns, on_damage=on_damage, decode=decode, schema=schema)
+        )
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """All records and all columns, for readers of Arrow streams: `duckdb.sql("select ... from topic")`."""

@@ -25,10 +25,9 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from operator import length_hint
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..config.arguments import Time, check_count, spin_seconds
-from ..config.extras import named_extras
 from ..config.quantities import Duration, timeout_seconds
 from ..errors import CorruptLogError, LogClosedError, LogError, OffsetOutOfRangeError, TooManyFilesError
 from ..format.batch import Batch
@@ -39,14 +38,11 @@ from ..system.files import with_a_free_descriptor
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Waiter
 from ..system.reentry import enter, is_mine
-from .cursor import BLOCK_BYTES, BorrowedRange, Cursor, Piece
+from .arrow_stream import ArrowStream
+from .cursor import BorrowedRange, Cursor, Piece
 from .log import LOOK_S, FixedMark, Log
 from .lookup import StartLike, marks_together, resolve, starts_of
-from .read_ahead import ReadAhead
 from .topic_file import NAME as DESCRIPTION
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["OnDamage", "Reader", "StartLike"]
 
@@ -57,7 +53,7 @@ _FOR_EVER = 1 << 63
 _ADDED_S = 0.5  # how often to look for added partitions without a report: a look costs a system call
 
 
-class Reader(ReadAhead, Shown, NotCopyable):
+class Reader(ArrowStream, Shown, NotCopyable):
     """An iterable of `Record`s over some partitions; made by `read` and `follow`.
 
     Iteration continues at the current position, so a second loop continues the first. A reader keeps its
@@ -155,31 +151,6 @@ class Reader(ReadAhead, Shown, NotCopyable):
                 return piece
             self._split_bundle(piece)
         return None
-
-    def arrow(self, columns: Sequence[str] | None = None, *, batch_bytes: int = BLOCK_BYTES) -> pa.RecordBatchReader:
-        """The records as a `pyarrow.RecordBatchReader`, which reads while it is read; columns as in `Batch.to_arrow`.
-
-        Small batches are joined up to `batch_bytes` bytes of keys and values, and larger ones are cut; a larger record
-        comes by itself. About `batch_bytes` are in memory. A reader that follows hands out what there is, and waits for
-        more. `tell` is after the last batch that was handed out. The stream ends and raises as iterating does; other
-        engines than Python put an error into a message of Arrow. Needs the extra [arrow].
-        """
-        with named_extras():
-            import pyarrow as pa
-
-            from ..format.arrow import schema_of
-
-        check_count("batch_bytes", batch_bytes)
-        return pa.RecordBatchReader.from_batches(schema_of(columns), self._arrow_batches(columns, batch_bytes))
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The remaining records, all columns, for readers of Arrow streams: DuckDB, Polars, pandas, DataFusion."""
-        return self.arrow().__arrow_c_stream__(requested_schema)
-
-    def _arrow_batches(self, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-        while self._next_piece(self._timeout, wanted_bytes=batch_bytes // 2) is not None:
-            yield self._take_arrow(columns, batch_bytes)
-        self._check_not_cut_short()
 
     def poll(
         self, *, max_records: int | None = None, max_bytes: int | None = None, timeout: Duration | None = 0.0

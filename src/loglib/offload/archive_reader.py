@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from ..format.decoding import Decoder
+
 DIRECTORY = "_loglib"  # of the manifests; engines that read all of a directory ignore names that begin with _
 Parsed = str | int | Time
 _ADVICE = "nothing was read: read the archive and the topic by themselves, or name the archive of this topic"
@@ -243,12 +245,13 @@ def stream(
 ) -> pa.RecordBatchReader:  # fmt: skip
     """The archived records from `start` to `end`."""
     split = past.split(past.archived.ends, start, end, now_us=now_us, alone=True)
-    return _reader(past, split.ranges, columns, batch_bytes, ())
+    return _reader(past, split.ranges, columns, batch_bytes, None, ())
 
 
 def with_tail(
     archive: str | os.PathLike[str], read: Callable[[StartLike, StartLike], Reader], logs: Sequence[Log],
-    start: StartLike, end: StartLike | None, *, columns: Sequence[str] | None, batch_bytes: int, now_us: int,
+    start: StartLike, end: StartLike | None, *, columns: Sequence[str] | None, batch_bytes: int,
+    decoder: Decoder | None, now_us: int,
 ) -> pa.RecordBatchReader:  # fmt: skip
     """The records from `start` to `end`, from the archive up to its end, and after it from these logs with `read`."""
     past = ArchiveReader.load(logs[0].files, archive)
@@ -256,7 +259,10 @@ def with_tail(
     split = past.split([each.partition for each in logs], start, end, now_us=now_us)
     tail = read(split.starts, split.ends)
     past.begin_tail(tail)
-    return _reader(past, split.ranges, columns, batch_bytes, tail.arrow(columns, batch_bytes=batch_bytes))
+    read_columns = columns if decoder is None else decoder.read_columns
+    return _reader(
+        past, split.ranges, columns, batch_bytes, decoder, tail.arrow(read_columns, batch_bytes=batch_bytes)
+    )  # fmt: skip
 
 
 def _as_start(parsed: Parsed) -> Start:
@@ -265,7 +271,7 @@ def _as_start(parsed: Parsed) -> Start:
 
 def _reader(
     past: ArchiveReader, ranges: Sequence[Range], columns: Sequence[str] | None, batch_bytes: int,
-    tail: Iterable[pa.RecordBatch],
+    decoder: Decoder | None, tail: Iterable[pa.RecordBatch],
 ) -> pa.RecordBatchReader:  # fmt: skip
     with named_extras():
         import pyarrow as pa
@@ -274,10 +280,13 @@ def _reader(
 
     check_count("batch_bytes", batch_bytes)
     schema = schema_of(columns)
+    names = schema.names if decoder is None else decoder.read_columns
 
     def records() -> Iterator[pa.RecordBatch]:
         for each in ranges:
-            yield from past.batches(each, schema.names, batch_bytes)
+            yield from past.batches(each, names, batch_bytes)
         yield from tail
 
-    return pa.RecordBatchReader.from_batches(schema, records())
+    if decoder is None:
+        return pa.RecordBatchReader.from_batches(schema, records())
+    return pa.RecordBatchReader.from_batches(decoder.schema, decoder.each(records()))
