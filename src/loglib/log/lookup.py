@@ -60,6 +60,20 @@ def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past
     return start
 
 
+def ends_together(
+    logs: Collection[Log], end: StartLike | None, *, now_us: int, past_damage: Callable[[Log], bool]
+) -> dict[int, int]:
+    """The offset of `end` in each log, or its present end. A transaction is in all partitions before it, or in none."""
+    ends = starts_of("end" if end is None else end, [log.partition for log in logs], now_us=now_us, others="end")
+    marks = marks_together(logs)
+    return {
+        log.partition: resolve(
+            log, ends[log.partition], mark=marks[log.partition], past_damage=past_damage(log)
+        )
+        for log in logs
+    }  # fmt: skip
+
+
 def marks_together(
     logs: Collection[Log], look: Callable[[Log], Mark] = lambda log: log.published()
 ) -> dict[int, Mark]:  # fmt: skip

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..config.extras import named_extras
 from ..config.quantities import Duration
 from ..format.batch import Batch
 from .arrow_stream import Decode, decoder_of
 from .cursor import BLOCK_BYTES
 from .log import Log
-from .reader import OnDamage, Reader, StartLike
+from .lookup import StartLike, ends_together
+from .reader import OnDamage, Reader
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,6 +161,43 @@ class Readable(ABC):
         return pl.DataFrame(
             self.arrow(start, end, columns=columns, on_damage=on_damage, decode=decode, schema=schema)
         )
+
+    def scan_polars(
+        self,
+        start: StartLike = "begin",
+        end: StartLike | None = None,
+        *,
+        on_damage: OnDamage = "raise",
+        decode: Decode | None = None,
+        schema: pa.Schema | pa.DataType | Mapping[str, pa.DataType | str] | None = None,
+    ) -> pl.LazyFrame:
+        """The records as a `polars.LazyFrame`, which reads what a query needs. Needs the extra [arrow], and Polars.
+
+        Columns that the query does not use are not decoded. `filter` by constants of `partition`, `offset` and
+        `timestamp` shortens the read: other partitions are not read, nor offsets outside, nor what comes before the
+        first event of a time. A limit ends it. All of this changes what is read, and never the result.
+
+        The end is found now, so each use of the frame has the same records. `decode` and `schema` are as in
+        `Reader.arrow`; JSON needs a schema.
+        """
+        if decode == "json" and schema is None:
+            raise ValueError('decode="json" of a scan needs schema=: the fields of its records')
+        decoder = decoder_of(None, decode, schema)
+        with named_extras():
+            from ..format.arrow import SCHEMA
+            from .polars_scan import Scan
+
+        logs, clock, *_ = self._sources()
+        ends = ends_together(
+            logs, end, now_us=clock(), past_damage=lambda log: on_damage == "skip" or bool(log.donors)
+        )  # fmt: skip
+        return Scan(
+            logs=lambda: self._sources().logs,
+            read=lambda ends: self.read(start, ends, on_damage=on_damage),
+            ends=ends,
+            stream=lambda reader, columns: reader.arrow(columns, decode=decode, schema=schema),
+            schema=SCHEMA if decoder is None else decoder.schema,
+        ).frame()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """All records and all columns, for readers of Arrow streams: `duckdb.sql("select ... from topic")`."""

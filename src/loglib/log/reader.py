@@ -41,7 +41,7 @@ from ..system.reentry import enter, is_mine
 from .arrow_stream import ArrowStream
 from .cursor import BorrowedRange, Cursor, Piece
 from .log import LOOK_S, FixedMark, Log
-from .lookup import StartLike, marks_together, resolve, starts_of
+from .lookup import StartLike, ends_together, resolve, starts_of
 from .topic_file import NAME as DESCRIPTION
 
 __all__ = ["OnDamage", "Reader", "StartLike"]
@@ -107,12 +107,8 @@ class Reader(ArrowStream, Shown, NotCopyable):
         super().__init__()
         self._ends = dict.fromkeys(self._logs, _FOR_EVER)
         if not follow:
-            ends = self._starts("end" if end is None else end, others="end")
-            marks = marks_together(logs)  # a transaction is in all partitions before the end, or in none
-            self._ends = {
-                each: resolve(log, ends[each], mark=marks[each], past_damage=self._reads_past_damage(log))
-                for each, log in self._logs.items()
-            }
+            past_damage = self._reads_past_damage
+            self._ends = ends_together(logs, end, now_us=clock(), past_damage=past_damage)
         starts = self._starts(start, others="begin")
         self._cursors = {partition: self._cursor(partition, each) for partition, each in starts.items()}
         self._turns = deque(self._cursors)
