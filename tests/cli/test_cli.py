@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import commands
+import pyarrow.parquet as pq
 import pytest
 from commands import Cli, started
 
@@ -69,6 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(3):
             topic.append_many([b"x" * 1000] * 500)
             topic.partition(0).roll()
+        pq.write_table(topic.arrow().read_all(), place / "parquet")
     snapshot(place / "clicks", place / "copies" / "clicks")
     (place / "lines").write_bytes(b"line\n" * 1000)
     (place / "csv").write_bytes(b"value\n" + b"line\n" * 1000)
@@ -80,7 +82,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         "verify clicks", "scrub clicks", "mirror clicks MIRROR", "archive clicks ARCHIVE", "tier clicks TIER",
         "repair clicks --yes", "heal clicks --from copies/clicks", "copy clicks COPY", "append LINES lines --create",
-        "append CSV csv --create --format csv",
+        "append CSV csv --create --format csv", "append PARQUET parquet --create --format parquet",
+        "snapshot clicks SNAPSHOT", "snapshot clicks COPIED --no-links",
     ],
     ids=lambda command: command.replace(" ", "-"),
 )  # fmt: skip

@@ -114,6 +114,19 @@ def test_snapshot_without_links_shares_no_file(rolled: Topic, tmp_path: Path) ->
         assert values_of(copy) == values_of(rolled)
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_progress_rises_to_the_size_of_the_copy(
+    rolled: Topic, tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loglib.copies.snapshots._PIECE_BYTES", 4096)
+    seen: list[tuple[int, int]] = []
+    made = snapshot(rolled.path, tmp_path / "copy", links=links, progress=lambda *counts: seen.append(counts))
+    done = [each for each, _ in seen]
+    assert done == sorted(done) and seen[-1] == (made.size_bytes, made.size_bytes)
+    with Topic.open(tmp_path / "copy", mode="r") as copy:
+        assert values_of(copy) == values_of(rolled)
+
+
 def test_snapshot_of_a_topic_that_has_just_rolled_does_not_share_its_last_segment(
     open_topic: OpenTopic, tmp_path: Path
 ) -> None:

@@ -40,7 +40,8 @@ def snapshot(topic: str, to: str, no_links: bool, as_json: bool) -> None:
 
     The copy contains what was flushed at one moment, with the groups and their commits.
     """
-    made = take_snapshot(topic, to, links=not no_links)
+    with bar(to) as progress:
+        made = take_snapshot(topic, to, links=not no_links, progress=progress)
     if as_json:
         print_json(made._asdict())
         return

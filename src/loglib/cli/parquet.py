@@ -21,6 +21,7 @@ from ..format.record import Record
 from ..offload.parquet import opened
 from ..system.files import REAL
 from .lines import whole_file
+from .output import Progress
 from .signals import Held
 from .streams import INPUT
 
@@ -104,8 +105,10 @@ class _Sink:
 
 
 @contextmanager
-def batches_of(name: str, held: Held) -> Iterator[Iterator[pa.RecordBatch]]:
+def batches_of(name: str, held: Held, progress: Progress | None) -> Iterator[Iterator[pa.RecordBatch]]:
     """The records of a Parquet file, in batches of about 16 MiB; `-` is standard input.
+
+    `progress` gets the bytes before compression of the batches that were handed out, and of all.
 
     `LogError` if it is no Parquet file.
     """
@@ -114,15 +117,20 @@ def batches_of(name: str, held: Held) -> Iterator[Iterator[pa.RecordBatch]]:
     with whole_file(name, held) as fd:
         try:
             with opened(REAL, fd) as file:
-                yield _batches(file)
+                yield _batches(file, progress)
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # the system's
                 raise
             raise LogError(f"{INPUT if name == '-' else name}: no Parquet that can be read: {error}") from error
 
 
-def _batches(file: Any) -> Iterator[pa.RecordBatch]:
-    for number in range(file.num_row_groups):
-        facts = file.metadata.row_group(number)
-        rows = max(1, facts.num_rows * _GROUP_BYTES // max(1, facts.total_byte_size))
-        yield from file.iter_batches(min(rows, max(1, facts.num_rows)), [number])
+def _batches(file: Any, progress: Progress | None) -> Iterator[pa.RecordBatch]:
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    done, whole = 0.0, sum(group.total_byte_size for group in groups)
+    for number, group in enumerate(groups):
+        rows = max(1, group.num_rows * _GROUP_BYTES // max(1, group.total_byte_size))
+        for batch in file.iter_batches(min(rows, max(1, group.num_rows)), [number]):
+            yield batch
+            done += group.total_byte_size * batch.num_rows / group.num_rows
+            if progress is not None and whole:
+                progress(min(round(done), whole), whole)

@@ -40,7 +40,7 @@ class RecordImport:
     def append(self, name: str, progress: Progress | None = None) -> None:
         """Append the records of one file; `-` is standard input."""
         if self._form == "parquet":
-            self._append_parquet(name)
+            self._append_parquet(name, progress)
             return
         csv = CsvRows(self._limit)
         parse: Callable[[bytes], Row | None] = csv.row if self._form == "csv" else _json_row
@@ -101,11 +101,11 @@ class RecordImport:
         self._records += records
         self._bytes += size_bytes
 
-    def _append_parquet(self, name: str) -> None:
+    def _append_parquet(self, name: str, progress: Progress | None) -> None:
         from .parquet import batches_of
 
         place: Any = "partition" if self._keeps else self._partition
-        with batches_of(name, self._held) as batches:
+        with batches_of(name, self._held, progress) as batches:
             for batch in batches:
                 try:
                     self._topic.append_arrow(batch, partition=place)

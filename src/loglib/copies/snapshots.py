@@ -35,6 +35,7 @@ from ..groups.offsets import offsets_identity
 from ..log import copy_role, gaps, store_pointer, topic_file
 from ..log.log import Log
 from ..log.recovery import list_segments
+from ..log.verify import Progress
 from ..segment import HEADER_BYTES, START_HEADER, Identity, producers_name, segment_name
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
@@ -45,6 +46,7 @@ from .sources import FOLDED, GroupSnapshot
 _LOOKS = 100  # how often to read the marks, until two readings are the same
 _TRIES = 10  # to copy the logs of a group while its members fold them
 _SMALL_BYTES = 16 << 20  # of the other files that are copied whole
+_PIECE_BYTES = 64 << 20  # copied between two reports of progress; whole blocks, which files may share
 _CLOCK = "clock"
 
 
@@ -59,7 +61,13 @@ class Snapshot(NamedTuple):
     at_once: bool  # True if all ends were flushed ends at one moment
 
 
-def snapshot(topic: str | os.PathLike[str], to: str | os.PathLike[str], *, links: bool = True) -> Snapshot:
+def snapshot(
+    topic: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    links: bool = True,
+    progress: Progress | None = None,
+) -> Snapshot:
     """Copy the topic in the directory `topic` to the new directory `to`, also while it is being written.
 
     The copy has the records that were flushed at one moment, the groups with their commits, and the policies. It is
@@ -69,13 +77,17 @@ def snapshot(topic: str | os.PathLike[str], to: str | os.PathLike[str], *, links
     a damaged block is damaged in both topics, and so are bytes that a repair overwrites in place. Give links=False for
     a copy that must outlive the disk's errors, or put it on another disk.
 
+    `progress` is called with two numbers of bytes of log: those that the copy has, and all.
+
     Raises `FileNotFoundError` if there is no topic, `FileExistsError` if there is something at `to`, and
     `CorruptLogError` if the topic's own files contradict each other.
     """
-    return take_snapshot(REAL, topic_path(topic), topic_path(to), links=links, now=SYSTEM())
+    return take_snapshot(REAL, topic_path(topic), topic_path(to), links=links, now=SYSTEM(), progress=progress)
 
 
-def take_snapshot(files: Files, topic: str, to: str, *, links: bool, now: int) -> Snapshot:
+def take_snapshot(
+    files: Files, topic: str, to: str, *, links: bool, now: int, progress: Progress | None = None
+) -> Snapshot:
     """Take a snapshot on these files."""
     source = LocalTopicSource(files, topic)
     if files.exists(to):
@@ -84,7 +96,7 @@ def take_snapshot(files: Files, topic: str, to: str, *, links: bool, now: int) -
     parent = os.path.dirname(to)
     files.make_directories(parent, config.permissions)
     aside = topic_file.new_aside(files, to)
-    copy = _Snapshot(files, source, aside, config, links)
+    copy = _Snapshot(files, source, aside, config, links, progress)
     made: list[Snapshot] = []
     try:
         placed = topic_file.put_in_place(files, aside, to, lambda: made.append(copy.build(to, now)))
@@ -107,7 +119,10 @@ class _Snapshot:
     _to: str
     _config: TopicConfig
     _links: bool
+    _progress: Progress | None
     _copied_bytes: int = 0
+    _done: int = 0  # bytes of the partitions, copied or linked
+    _all: int = 0  # of the partitions up to their marks; 0 while groups are copied, whose bytes do not count
 
     def build(self, final: str, now: int) -> Snapshot:
         files, source, permissions = self._files, self._source, self._config.permissions
@@ -138,6 +153,7 @@ class _Snapshot:
         while True:
             tries += 1
             marks, at_once = self._marks()
+            self._done, self._all = 0, sum(mark.flushed_end - mark.log_start_offset for mark in marks)
             try:
                 for number, mark in enumerate(marks):
                     place, to = (topic_file.partition_directory(each, number) for each in (source.place, self._to))
@@ -199,18 +215,31 @@ class _Snapshot:
         path, more = os.path.join(source, name), os.path.join(source, producers_name(base))
         if files.exists(more):  # it was there before the segment
             made.write_new(producers_name(base), files.read_whole(more, _SMALL_BYTES), permissions)
-        if sealed_at is not None and self._links:
-            with suppress(OSError):  # another file system, or one without links; a missing file is found again
-                files.link(path, name, dst_dir_fd=made.fd)
-                return
         end = HEADER_BYTES + (mark.flushed_end if sealed_at is None else sealed_at) - base
+        if sealed_at is not None and self._links:
+            try:
+                files.link(path, name, dst_dir_fd=made.fd)
+            except OSError:  # another file system, or one without links; a missing file is found again
+                pass
+            else:
+                self._report(end - HEADER_BYTES)
+                return
         with files.closing(files.open_read(path)) as fd:
             if (size := files.size(fd)) < end:
                 raise CorruptLogError(path, size, "the end of the file", f"{end} bytes, as readers are promised")
             with files.closing(made.create(name, permissions)) as copy:
-                files.share_range(fd, copy, start=0, end=end, at=0)
+                for start in range(0, end, _PIECE_BYTES):
+                    stop = min(start + _PIECE_BYTES, end)
+                    files.share_range(fd, copy, start=start, end=stop, at=start)
+                    self._report(stop - max(start, HEADER_BYTES))
                 files.datasync(copy)
         self._copied_bytes += end - HEADER_BYTES
+
+    def _report(self, more: int) -> None:
+        """Report that the copy has `more` bytes more of the partitions."""
+        if self._progress is not None and self._all:
+            self._done += more
+            self._progress(min(self._done, self._all), self._all)
 
     def _dropped(self, source: str, identity: Identity, base: int, after: list[int]) -> int:
         """The log start of the copy, which has the segments after this one: retention has dropped it meanwhile."""
