@@ -552,11 +552,11 @@ class ConfigConflictError(_FactsError, ValueError):
 
 
 class MissingCodecError(_FactsError, ImportError):
-    """The package of a compression codec is not installed. Install the extra in the message."""
+    """The package of a compression codec is not installed. The message has the command that installs it."""
 
     codec: str
     extra: str
-    _text = "compression {codec!r} needs a package that is not installed; install loglib's extra [{extra}]"
+    _text = "compression {codec!r} needs a package that is not installed: pip install 'loglib-segments[{extra}]'"
 
 
 class TooFewCopiesError(_FactsError):

@@ -18,6 +18,7 @@ from .append.access import Access
 from .append.batching import Load, append_loads, append_numbered, weigh
 from .append.record_arguments import HeadersLike, gather_columns, record_columns
 from .config.arguments import Time, check_count, parse_start
+from .config.extras import named_extras
 from .config.times import to_text
 from .errors import OffsetOutOfRangeError
 from .format.display import Bars, Shown, sized
@@ -169,7 +170,8 @@ class Partition(Shown, Readable, NotCopyable):
         producer: tuple[str, int] | None = None,
     ) -> list[OffsetRange]:
         """Append the rows of a table in Arrow's memory, each as a record; see `Topic.append_arrow`."""
-        from .append.tables import Names, Route, append_table
+        with named_extras():
+            from .append.tables import Names, Route, append_table
 
         by, writer = NO_PRODUCER if producer is None else parse_producer(producer), self._access.writer()
         names, route = Names(value, key, timestamp, headers), Route(lambda _: writer, self.id)

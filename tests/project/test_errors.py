@@ -192,7 +192,7 @@ CASES = [
         {"share": "mail", "partition": 1, "offset": 5, "differs": "the log ends at offset 3"},
         "the log ends at offset 3; choose a place with topic.reset_share()",
     ),
-    (errors.MissingCodecError("lz4", "lz4"), {"codec": "lz4", "extra": "lz4"}, "install loglib's extra [lz4]"),
+    (errors.MissingCodecError("lz4", "lz4"), {"codec": "lz4", "extra": "lz4"}, "pip install 'loglib-segments[lz4]'"),
 ]
 IDS = [type(error).__name__ for error, _, _ in CASES]
 

@@ -139,6 +139,9 @@ class Readable(ABC):
 
         With `decode="json"`, each field of the values is a column, such as `value.page`.
         """
+        with named_extras():
+            import pandas  # noqa: F401  If it is missing, it is missed before anything is read.
+
         stream = self.arrow(start, end, columns=columns, on_damage=on_damage, decode=decode, schema=schema)
         return stream.read_all().flatten().to_pandas()
 
@@ -156,7 +159,8 @@ class Readable(ABC):
 
         With `decode="json"`, `value` is a struct; `unnest("value")` makes columns of its fields.
         """
-        import polars as pl
+        with named_extras():
+            import polars as pl
 
         return pl.DataFrame(
             self.arrow(start, end, columns=columns, on_damage=on_damage, decode=decode, schema=schema)
@@ -184,6 +188,8 @@ class Readable(ABC):
             raise ValueError('decode="json" of a scan needs schema=: the fields of its records')
         decoder = decoder_of(None, decode, schema)
         with named_extras():
+            import polars  # noqa: F401  Likewise.
+
             from ..format.arrow import SCHEMA
             from .polars_scan import Scan
 

@@ -18,9 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
+from ..config.extras import named_extras
 from ..errors import CorruptLogError, LogError
 from ..log import catalog, topic_file
 from ..system.files import REAL
@@ -29,6 +27,10 @@ from ..topic import Topic
 from .health import copies_of, rooms_of, writers_of
 from .prometheus import metrics_of
 from .sources import TakenStats
+
+with named_extras():
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
 
 __all__ = ["PathCollector"]
 

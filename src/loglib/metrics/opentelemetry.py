@@ -19,13 +19,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter_provider
-
 from ..append.flushes import FLUSH_BOUNDS_S
 from ..append.stats import SharePartitionStats
+from ..config.extras import named_extras
 from ..groups import Group, TopicsGroup
 from ..topic import Topic
 from .sources import Sources
+
+with named_extras():
+    from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter_provider
 
 __all__ = ["instrument"]
 

@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from ..append.flushes import FLUSH_BOUNDS_S
 from ..append.stats import SharePartitionStats
+from ..config.extras import named_extras
 from ..groups import Group, TopicsGroup
 from ..topic import Topic
 from .sources import Sources
+
+with named_extras():
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
 
 __all__ = ["TopicCollector"]
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from ..config.extras import named_extras
 from ..config.uri import has_credentials, is_remote, local_path, normal
 from ..system.files import REAL, Files
 from ..system.process import importing
@@ -39,7 +40,7 @@ class Storage:
         """The files, for one process. The arguments are for objects, as `ObjectFiles` takes them."""
         if self.is_local:
             return REAL
-        with importing:
+        with importing, named_extras():
             from .object_files import ObjectFiles, connect
 
         filesystem, inner_root = connect(self.uri, self.root)

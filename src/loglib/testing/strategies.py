@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
-
+from ..config.extras import named_extras
 from ..config.policies import FlushPolicy, Retention
+
+with named_extras():
+    from hypothesis import strategies as st
+    from hypothesis.strategies import SearchStrategy
 
 # The name of a method of `Topic`, and its arguments.
 Call = tuple[str, dict[str, Any]]
