@@ -171,7 +171,8 @@ def without(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_missing_package_is_named_with_its_extra(without: str) -> None:
-    with pytest.raises(MissingCodecError, match=rf"compression '{without}' needs .*loglib-segments\[{without}\]") as caught:
+    words = rf"compression '{without}' needs .*loglib-segments\[{without}\]"
+    with pytest.raises(MissingCodecError, match=words) as caught:
         codec.codec_id(without)
     assert (caught.value.codec, caught.value.extra) == (without, without)
     assert isinstance(caught.value, ImportError)
