@@ -152,8 +152,9 @@ def test_shares_show_who_has_which_record_in_hand_and_what_waits(view: Any, serv
         view.goto(served.address + "#/t/mails")
         view.click("section a:has-text('send')")
         view.wait_for_selector("article.share")
-        first = in_hand.nth(0)
-        first.locator("a").click()
+        view.keyboard.press("j")
+        assert view.evaluate("document.activeElement.dataset.row") == f"send 0:{held[3].offset}"
+        view.keyboard.press("Enter")
         view.wait_for_selector("pre.content")
         assert view.locator("pre.content").inner_text() == (held[3].value or b"").decode()
         for job in held[3:]:

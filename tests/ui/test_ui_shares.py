@@ -79,7 +79,7 @@ def test_share_shows_what_is_in_hand_waits_and_is_dead(topic: Topic, page: Calla
         assert sums["free"] + sums["waiting"] == sum(each.free for each in info.partitions.values())
         (member,) = found["members"]
         assert (member["name"], member["pid"], member["in_hand"]) == ("alice", os.getpid(), 3)
-        assert member["host"] == os.uname().nodename and member["since"].endswith("Z")
+        assert member["host"] == os.uname().nodename and member["since"].endswith("Z") and len(member["boot"]) == 32
         assert found["settings"]["max_attempts"] == 2
         hands = {(each["partition"], int(each["offset"])): each for each in found["in_hand"]}
         assert set(hands) == {(job.partition, job.offset) for job in held}

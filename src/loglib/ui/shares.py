@@ -63,6 +63,7 @@ class ShareMember:
     pid: int
     host: str
     since: str  # when it joined, by its own clock: ISO 8601, UTC
+    boot: str  # names the boot of its machine: 32 hexadecimal digits
     in_hand: int  # records, of all partitions
 
 
@@ -187,7 +188,7 @@ class Shares(NotCopyable):
             return ShareFacts(_sums(look, share), {}, [], [], 0, [], [], now_us)
         holds = Counter(each.member for one in info.partitions.values() for each in one.in_hand)
         members = [
-            ShareMember(each.name, each.pid, each.host, each.since, holds[each.name])
+            ShareMember(each.name, each.pid, each.host, each.since, each.boot, holds[each.name])
             for each in list(info.members.values())[:_MOST_MEMBERS]
         ]
         known = [(number, one) for number, one in info.partitions.items() if number in look.logs]

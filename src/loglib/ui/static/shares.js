@@ -23,7 +23,8 @@ export function sumsInACell(shares, total) {
   if (!shares.length) return h("span", { class: "quiet" }, "no share");
   return h("ul", { class: "plain short" }, shares.slice(0, 3).map((each) => h("li", {}, isolated(each.name), " ", each.error
     ? h("span", { class: "bad" }, "⚠ cannot be read")
-    : [`${whole(each.in_hand)} in hand, ${whole(each.waiting)} waiting, `, h("span", { class: each.dead ? "bad" : "quiet", title: DEAD }, `${whole(each.dead)} dead`)])),
+    : [`${whole(each.in_hand)} in hand, ${whole(each.waiting)} waiting, `, each.free > 0 && `${whole(each.free)} free again, `,
+      h("span", { class: each.dead ? "bad" : "quiet", title: DEAD }, `${whole(each.dead)} dead`), each.lost > 0 && [", ", h("span", { class: "bad", title: LOST }, `${whole(each.lost)} lost`)]])),
     total > 3 && h("li", { class: "quiet" }, `and ${whole(total - 3)} more`));
 }
 
@@ -82,8 +83,9 @@ function drawShare(topic, share, at, turn) {
   found.push(h("dl", { class: "figures" }, [["In hand", whole(sums.in_hand)], ["Waiting", whole(sums.waiting)], ["Free again", whole(sums.free)], ["Accepted", whole(sums.accepted)],
     ["Dead", bad(sums.dead, DEAD)], ["Lost", bad(sums.lost, LOST)]].map(([word, figure]) => h("div", {}, h("dt", {}, word), h("dd", {}, figure)))));
   if (share.members.length) {
-    found.push(table("Members", ["Member", ">In hand", "Since", ">Process", "Host"], share.members.map((each) => [
+    found.push(table("Members", ["Member", ">In hand", "Since", ">Process", "Host", "Boot"], share.members.map((each) => [
       each.name ? isolated(each.name) : h("span", { class: "quiet" }, "(it is just joining)"), whole(each.in_hand), since(each.since, share.now_us / 1000), each.pid || "–", isolated(each.host || "–"),
+      h("span", { class: "quiet", title: "Of the machine: all members of a share run on one" }, isolated(each.boot.slice(0, 8) || "–")),
     ])));
     if (sums.members > share.members.length) found.push(h("p", { class: "quiet" }, `and ${whole(sums.members - share.members.length)} more members`));
   } else {
