@@ -21,8 +21,10 @@ def test_topic_is_archived_and_archived_again(cli: Cli, clicks: Path, tmp_path: 
     to = tmp_path / "archive"
     first = cli("archive", clicks, to)
     assert first.code == 0 and "version 1" in first.errors and "0 records, empty" in first.errors
+    assert "--roll seals the open ones first" in first.errors
     rolled = cli("archive", clicks, to, "--roll")
     assert rolled.code == 0 and "6 records" in rolled.errors and "% of the log" in rolled.errors
+    assert "--roll" not in rolled.errors
     with Topic.open(clicks, create=True) as topic:
         topic.append(b"more", partition=1, sync=True)
         refused = cli("archive", clicks, to, "--roll")
@@ -36,7 +38,7 @@ def test_topic_is_archived_and_archived_again(cli: Cli, clicks: Path, tmp_path: 
 def test_topic_is_tiered_and_tiered_again(cli: Cli, clicks: Path, tmp_path: Path) -> None:
     to = tmp_path / "place" / "clicks"
     first = cli("tier", clicks, to)
-    assert first.code == 0 and "version 1: 0 bytes" in first.errors
+    assert first.code == 0 and "version 1: 0 bytes" in first.errors and "--roll seals" in first.errors
     rolled = cli("tier", clicks, to, "--roll", "--in-flight", "2")
     assert rolled.code == 0 and "version 2" in rolled.errors
     one, other = cli("tier", clicks, to, "--json").objects

@@ -95,6 +95,30 @@ def test_word_offset_is_explained(cli: Cli, data: Path) -> None:
     assert wrong.code == 2 and "belongs to SQL" not in wrong.errors
 
 
+def test_csv_of_other_columns_becomes_records_with_json(cli: Cli, tmp_path: Path) -> None:
+    """The two steps of docs/command-line.md."""
+    rows, packed = tmp_path / "visits.csv", tmp_path / "visits.parquet"
+    rows.write_text("user,page,seen\nann,/a,2026-11-26T10:00:00Z\nbob,/b,2026-11-26 11:00:00+00\n")
+    query = (
+        "copy (select user as key, to_json(t)::varchar as value, seen::timestamptz as timestamp "
+        f"from '{rows}' t) to '{packed}'"
+    )
+    assert cli("sql", "-C", tmp_path, query).code == 0
+    assert cli("append", tmp_path / "visits", packed, "--create", "--format", "parquet").code == 0
+    with Topic.open(tmp_path / "visits", mode="r") as topic:
+        found = [(each.key, each.value, each.timestamp) for each in topic.read()]
+    assert [key for key, *_ in found] == [b"ann", b"bob"] and found[1][2] - found[0][2] == 3600 * SECOND
+    assert found[0][1] == b'{"user":"ann","page":"/a","seen":"2026-11-26 10:00:00+00"}'
+
+
+def test_arrow_of_json_on_bytes_is_explained(cli: Cli, data: Path) -> None:
+    """DuckDB makes null of it, without a word."""
+    done = cli("sql", "-C", data, "select distinct value->>'user' from orders")
+    assert done.code == 0 and "write as_json(value)->" in done.errors
+    for right in ("as_json(value)->>'user'", "decode(value)::json->>'user'", "value"):
+        assert cli("sql", "-C", data, f"select {right} from orders limit 1").errors == ""
+
+
 @pytest.mark.parametrize(
     ("query", "problem"),
     [

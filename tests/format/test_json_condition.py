@@ -42,6 +42,7 @@ def test_condition_holds_exactly_as_the_grammar_says(condition: str, holds: bool
     ("condition", "problem"),
     [
         ("", "at its end: expected a path"), ("user == 7", "at letter 1: expected a path"),
+        ("user == 7", ".user.id; write .user"), (".a or b", "; write .b"),
         (".user = 7", "letter 7: '=' cannot be here; write =="), (".a && .b", "write and"), (".a == 'b'", 'write "'),
         (".a ==", "at its end: expected a number"), (".a == b", "letter 7: expected a number"),
         (".a == .b", "expected a number"), (".a .b c", "expected the end"), (".a == 07", "cannot be here"),
@@ -57,6 +58,12 @@ def test_mistake_is_named_with_its_place(condition: str, problem: str) -> None:
     with pytest.raises(ValueError, match="the condition") as raised:
         parse_condition(condition)
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize("condition", ["value.user == 7", "not and", "true == .a"])
+def test_word_that_is_no_field_is_not_proposed_as_a_path(condition: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a path in the value, such as \.user\.id$"):
+        parse_condition(condition)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ..offload.tiering import tier as tier_topic
 from .arguments import DIRECTORY, SIZE, TOPIC, add_options, as_json, roll_all
 from .output import bar, note, print_each, sized, when
 
+_NONE_SEALED = "only sealed segments are taken, and this topic has none yet; --roll seals the open ones first"
 _topic_and_roll = add_options(
     click.argument("topic", type=TOPIC),
     click.option("--roll", is_flag=True, help="Seal the open segments first, so that every record is included."),
@@ -47,6 +48,8 @@ def archive(topic: str, to: str, roll: bool, as_json: bool, **options: Any) -> N
     if not as_json:
         size = f"{sized(made.bytes)}, {made.bytes / made.log_bytes:.0%} of the log" if made.log_bytes else "empty"
         note(f"version {made.version} of {storage_of(to)[1]}: {made.rows:,} records, {size}")
+        if not made.rows:
+            note(_NONE_SEALED)
 
 
 def _archived_row(each: ArchivedPartition) -> tuple[object, ...]:
@@ -83,6 +86,8 @@ def tier(topic: str, to: str, roll: bool, in_flight: int, as_json: bool) -> None
     print_each(made.partitions, facts, _tiered_row, names, as_json=as_json)
     if not as_json:
         note(f"version {made.version}: {sized(made.bytes)}")
+        if not made.bytes:
+            note(_NONE_SEALED)
 
 
 def _tiered_row(each: TieredPartition) -> tuple[object, ...]:

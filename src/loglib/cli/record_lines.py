@@ -77,8 +77,9 @@ def check_fields(names: Iterable[str]) -> None:
 
         close = get_close_matches(unknown[0], FIELDS, 1)
         hint = f" (is {close[0]} meant?)" if close else ""
+        other = "" if close else ". Without --format each line is a value; `loglib sql` makes JSON of other columns"
         shown = ", ".join(map(printable, unknown))
-        raise ValueError(f"unknown fields {shown[:200]}{hint}; the known ones are {', '.join(FIELDS)}")
+        raise ValueError(f"unknown fields {shown[:200]}{hint}; the known ones are {', '.join(FIELDS)}{other}")
 
 
 def _parsed(text: bytes) -> Any:

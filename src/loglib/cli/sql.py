@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TOGETHER = 1000  # rows, which decide the widths of a table's columns
+_BYTES_AS_JSON = re.compile(r"\b(value|key)\s*->", re.IGNORECASE)
+_AS_JSON = re.compile(r"\bas_json\s*\(|\bjson\b", re.IGNORECASE)
 _OFFSET = re.compile(r'(?<!")\boffset\b(?!")', re.IGNORECASE)
 # DuckDB would draw its progress on standard output.
 _SETTINGS = """
@@ -69,6 +71,8 @@ def sql(query: str, directory: str, on_damage: OnDamage, as_json: bool) -> int:
     """
     if not query.strip():
         raise click.UsageError("the query is empty")
+    if (found := _BYTES_AS_JSON.search(query)) and not _AS_JSON.search(query):
+        note(f"{found[1]} is bytes, of which -> makes null; write as_json({found[1]})->")
     if topic_file.exists(REAL, directory):
         raise click.UsageError(f"{directory} is a topic; --directory is the directory in which topics are")
     tables: list[_Table] = []

@@ -40,6 +40,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _CONSTANTS = {"true": True, "false": False, "null": None}
+_NO_FIELDS = {*_CONSTANTS, "and", "or", "not", "value"}  # words that begin no path
 _OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _NOTHING = object()  # the value does not have the place
 _OTHER_SIGNS = {"=": "==", "&": "and", "|": "or", "!": "not", "'": '"'}
@@ -128,7 +129,9 @@ class _Parser:
 
     def _path(self) -> list[str | int]:
         if self._next.text not in (".", "[") or self._next.kind != "mark":
-            self._fail("expected a path, such as .user.id")
+            is_field = self._next.kind == "name" and self._next.text not in _NO_FIELDS
+            hint = f"; write .{self._next.text}" if is_field else ""
+            self._fail(f"expected a path in the value, such as .user.id{hint}")
         steps: list[str | int] = []
         begin = True
         while self._next.kind == "mark" and self._next.text in (".", "["):
