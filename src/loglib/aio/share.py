@@ -110,17 +110,15 @@ class AsyncShare(NotCopyable):
         released. SIGTERM lets the jobs in hand end, if the program has left the signal to the system.
         """
         check_count("tasks", tasks)
-        free = asyncio.Semaphore(tasks)
-        try:
-            with _stopped_by_sigterm(self):
-                async with asyncio.TaskGroup() as group:
-                    await free.acquire()
-                    while (job := await self.take(timeout)) is not None:
-                        group.create_task(_handle(job, handler)).add_done_callback(lambda _: free.release())
-                        del job
-                        await free.acquire()
-        except BaseExceptionGroup as errors:  # not of a handler, whose errors are logged
-            raise errors.exceptions[0] from None
+        with _stopped_by_sigterm(self):
+            workers = [asyncio.ensure_future(self._work(handler, timeout)) for _ in range(tasks)]
+            try:
+                await asyncio.gather(*workers)
+            except (Exception, asyncio.CancelledError):  # an exception is not of a handler, whose errors are logged
+                for each in workers:
+                    each.cancel()
+                await asyncio.wait(workers)
+                raise
 
     def stop(self) -> None:
         """Let all loops end when they ask for the next job. What is in hand stays in hand."""
@@ -166,6 +164,17 @@ class AsyncShare(NotCopyable):
     async def call(self, function: Callable[[], object]) -> None:
         """Call a function of the member in a thread, to its end."""
         await settled(asyncio.ensure_future(self._calls(function)))
+
+    async def _work(self, handler: Callable[[AsyncJob], Awaitable[object]], timeout: Duration | None) -> None:
+        """Handle one job after the other, and settle each."""
+        while (job := await self.take(timeout)) is not None:
+            try:
+                async with job:
+                    done = handler(job)
+                    if inspect.isawaitable(done):
+                        await done
+            except FencedJobError as error:  # it took too long, or its member was evicted: another one handles it again
+                logger.warning("%s", error)
 
     def _one_by_one(self) -> _Way[Job]:
         return _Way(1, self.joined._job)
@@ -252,17 +261,6 @@ def _look(
         is_ended = share._closed is not None or share._stopped
         until = 0.0 if found is not None or is_ended else share._until(None)
     return _Look(found, until, is_ended)
-
-
-async def _handle(job: AsyncJob, handler: Callable[[AsyncJob], Awaitable[object]]) -> None:
-    """Handle one job, and settle it."""
-    try:
-        async with job:
-            done = handler(job)
-            if inspect.isawaitable(done):
-                await done
-    except FencedJobError as error:  # it took too long, or its member was evicted: another one handles it again
-        logger.warning("%s", error)
 
 
 @contextmanager
