@@ -17,7 +17,7 @@ from commands import Cli, started
 from conftest import SOURCE, run_python
 from loglib import Topic
 from loglib.cli.output import age, safe, when
-from loglib.cli.program import _ELSEWHERE, _VERBS
+from loglib.cli.program import _ELSEWHERE, _OPTIONS_ELSEWHERE, _VERBS
 from loglib.copies import snapshot
 
 cli = commands.cli
@@ -181,6 +181,17 @@ def test_word_that_is_no_verb_or_option_is_answered_with_the_nearest(cli: Cli, c
 def test_words_of_other_tools_lead_to_verbs() -> None:
     assert not _ELSEWHERE.keys() & _VERBS.keys()
     assert {command.split()[0] for command in _ELSEWHERE.values()} <= _VERBS.keys()
+
+
+def test_options_of_other_tools_lead_to_options(cli: Cli, clicks: Path) -> None:
+    refused = cli("cat", clicks, "--limit", "3")
+    assert refused.code == 2 and "No such option '--limit'. Here it is `-n`." in refused.errors
+    assert "`--timeout 0`" in cli("consume", clicks, "-g", "g", "-f").errors
+    help_of = {verb: cli(verb, "--help").output for verb in {verb for verb, _ in _OPTIONS_ELSEWHERE}}
+    for (verb, option), here in _OPTIONS_ELSEWHERE.items():
+        assert not re.search(rf"(?<!\S){option}\b", help_of[verb]), (verb, option)
+        named = re.findall(r"`(?:loglib (\w+) )?(--?\w+)", here)
+        assert all(each in help_of[other or verb] for other, each in named), (verb, option)
 
 
 def test_error_of_the_library_or_the_system_is_one_line(cli: Cli, clicks: Path, tmp_path: Path) -> None:

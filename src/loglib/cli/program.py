@@ -104,6 +104,19 @@ _ELSEWHERE = {
     "status": "info", "subscribe": "tail -f", "topics": "ls", "watch": "tail -f", "write": "append",
     "xadd": "append", "xinfo": "info", "xrange": "cat", "xread": "tail -f",
 }  # fmt: skip
+# The options of other tools, and how a verb does it here.
+_OPTIONS_ELSEWHERE = {
+    ("append", "--csv"): "`--format csv`", ("append", "--json"): "`--format jsonl`",
+    ("archive", "--to"): "the second argument", ("cat", "--csv"): "`--format csv`",
+    ("cat", "--follow"): "`loglib tail -f`", ("cat", "-f"): "`loglib tail -f`",
+    ("cat", "--from-beginning"): "the default", ("cat", "--group"): "`loglib consume --group`",
+    ("cat", "--limit"): "`-n`", ("cat", "--output"): "`> FILE`", ("cat", "-o"): "`> FILE`",
+    ("consume", "--follow"): "the default; `--timeout 0` ends it", ("consume", "--from-beginning"): "the default",
+    ("consume", "--limit"): "`-n`", ("consume", "-f"): "the default; `--timeout 0` ends it",
+    ("create", "--partition"): "`--partitions`", ("create", "-p"): "`--partitions`",
+    ("tail", "--from-beginning"): "`--from begin`", ("tail", "--group"): "`loglib consume --group`",
+    ("tail", "--limit"): "`-n`", ("tail", "--no-follow"): "the default, without `-f`",
+}  # fmt: skip
 
 
 class _Verbs(click.Group):
@@ -184,6 +197,15 @@ def run(arguments: Sequence[str]) -> int:
         return _code_of(error)
 
 
+def _hinted(error: click.ClickException) -> click.ClickException:
+    """The error; for an option that has another name here, one that says it."""
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        here = _OPTIONS_ELSEWHERE.get((error.ctx.info_name or "", error.option_name))
+        if here is not None:
+            return click.UsageError(f"No such option {error.option_name!r}. Here it is {here}.", error.ctx)
+    return error
+
+
 def _code_of(error: BaseException) -> int:
     """The exit code of a command that an error has ended. Prints the error in one line."""
     match error:
@@ -197,7 +219,7 @@ def _code_of(error: BaseException) -> int:
             return _WRONG if error.code else 0
         case click.ClickException():
             with suppress(OSError):  # standard error may fail, too
-                error.show()
+                _hinted(error).show()
             return _WRONG if isinstance(error, click.UsageError) else _FAILED
         case BrokenPipeError():
             return _NO_READER
