@@ -36,12 +36,13 @@ needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="need
 
 
 # Continuous integration draws the same examples each time, so that a change is judged by what it changes; elsewhere
-# they are new in each run, and what they find is printed with how to repeat it.
-settings.register_profile("ci", derandomize=True)
+# they are new in each run, and what they find is printed with how to repeat it. No profile has a deadline: a busy
+# machine takes any time.
+settings.register_profile("new", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
 # For hunting mutants: an example that fails is enough, and a smaller one may take minutes to find.
-settings.register_profile("hunt", derandomize=True, phases=(Phase.explicit, Phase.generate))
-if os.environ.get("CI"):
-    settings.load_profile("hunt" if os.environ["CI"] == "hunt" else "ci")
+settings.register_profile("hunt", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+settings.load_profile({None: "new", "": "new", "hunt": "hunt"}.get(os.environ.get("CI"), "ci"))
 
 # A shell that runs the tests in the background has SIGINT ignored, which the programs that the tests
 # start would inherit; with a handler here they begin as they would in a terminal.
