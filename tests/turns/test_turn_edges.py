@@ -47,6 +47,39 @@ def give_up(topic: Topic, partition: int = 0) -> None:
     assert writer.is_parked
 
 
+def test_thread_that_takes_the_partition_back_while_another_gives_it_up_has_it(place: Path) -> None:
+    """It took what was still locked, the other thread unlocked it, and two processes wrote at once."""
+    appending, took = threading.Event(), threading.Event()
+    unlock, take = lock.Lock.give_up, Turns._take_free
+
+    def give_up_slowly(held: lock.Lock) -> None:
+        if not appending.is_set():
+            appender.start()
+            assert appending.wait(PATIENCE_S)
+            took.wait(0.2)  # which the other thread must not do before this one is through
+        unlock(held)
+
+    def take_and_tell(turns: Turns, of: Any) -> bool:
+        found = take(turns, of)
+        if threading.current_thread() is appender:
+            took.set()
+        return found
+
+    def append() -> None:
+        appending.set()
+        mine.append(b"after", partition=0, producer=("p", 1))  # a batch of its own
+
+    appender = threading.Thread(target=append)
+    idle = mock.patch.object(SectionWriter, "look", lambda *_, **__: 1.0)  # the topic's thread gives nothing up
+    with idle, opened(place, wait=PATIENCE_S) as mine:
+        mine.append(b"before", partition=0)
+        slowly = mock.patch.object(lock.Lock, "give_up", give_up_slowly)
+        with slowly, mock.patch.object(Turns, "_take_free", take_and_tell):
+            writer_of(mine)._take_turn(writer_of(mine)._hand_over)
+            appender.join()
+        assert not writer_of(mine).is_parked and not lock.is_free(REAL, str(place / "0000"))
+
+
 # --- the log that it finds ------------------------------------------------------------------------------------
 
 

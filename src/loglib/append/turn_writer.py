@@ -149,8 +149,9 @@ class TurnWriter(BatchWriter):
         deadline = monotonic() + wait_s
         place = self.disk.place
         with enter(self._taking, place.path):
-            if not self.is_parked:
-                return
+            with self.lock:  # a thread that gives the partition up may not have unlocked it yet
+                if not self.is_parked:
+                    return
             self.disk.check()
             if self._ending:
                 raise self.closed or LogClosedError(f"{place.path} is being closed; open the topic again")
