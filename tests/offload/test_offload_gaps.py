@@ -103,6 +103,29 @@ def test_a_start_by_time_finds_what_was_healed(path: Path, to: Path) -> None:
     assert not of_archive(to, to_datetime(NOW + 30))
 
 
+def test_a_start_by_time_leaves_out_what_is_earlier_after_an_archived_gap(path: Path, to: Path) -> None:
+    """The gap had the first event of that time. The union then began with the end of the archive."""
+    with testing.open_topic(path, clock=lambda: NOW, **QUIET) as topic:
+        for number, time in enumerate((NOW, NOW + 50, NOW + 1)):
+            topic.append(b"%d" % number, timestamp=time, sync=True)
+        topic.partition(0).roll()
+        base = topic.partition(0).segments[1].base_offset
+    spoil(path / "0000" / f"{0:020d}.log", HEADER_BYTES + base // 3 + 100)
+    repair(path)
+    archive(path, to)
+    with testing.open_topic(path, clock=lambda: NOW, **QUIET) as topic:
+        for value, time in ((b"early", NOW + 30), (b"late", NOW + 60), (b"last", NOW + 10)):
+            topic.append(value, timestamp=time, sync=True)
+
+        def since(time: int) -> list[bytes]:
+            found: list[bytes] = topic.arrow(to_datetime(time), archive=to).read_all()["value"].to_pylist()
+            return found
+
+        assert since(NOW + 40) == [b"late", b"last"]
+        assert since(NOW + 70) == []
+        assert since(NOW) == [b"0", b"2", b"early", b"late", b"last"]
+
+
 def test_a_segment_that_is_lost_still_does_not_hold_retention(path: Path, to: Path) -> None:
     damaged = Damaged(path, 1)
     archive(path, to)

@@ -60,6 +60,19 @@ def resolve(log: Log, start: str | int | Time, *, mark: Mark | None = None, past
     return start
 
 
+def first_after(log: Log, offset: int, timestamp_us: int) -> int:
+    """The offset of the first record at or after a time, from a batch's offset on; `offset` itself if damage hides it.
+
+    As in `resolve`, a declared gap counts as the first, and the flushed end stands for no record.
+    """
+    gaps: list[Damage] = []
+    try:
+        found = _next_at_or_after(timestamp_us, Cursor(log, offset, on_gap=gaps.append), log.mark())
+    except CorruptLogError:
+        return offset
+    return min((gap.offsets.start for gap in gaps), default=found)
+
+
 def ends_together(
     logs: Collection[Log], end: StartLike | None, *, now_us: int, past_damage: Callable[[Log], bool]
 ) -> dict[int, int]:

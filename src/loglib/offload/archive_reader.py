@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..config.arguments import Start, Time, check_count
+from ..config.arguments import Start, Time, check_count, parse_start
 from ..config.extras import named_extras
 from ..config.times import to_datetime
 from ..config.uri import is_remote
 from ..errors import CorruptLogError, OffsetOutOfRangeError
 from ..log.history import TOO_OLD, compare_history
 from ..log.log import Log
-from ..log.lookup import starts_of
+from ..log.lookup import first_after, starts_of
 from ..log.reader import Reader, StartLike
 from ..system.files import REAL, Files
 from . import manifest_log, parquet
@@ -128,11 +128,18 @@ class ArchiveReader:
         places = ({number: _as_start(each) for number, each in given.items()} for given in (starts, ends))
         return Split(ranges, *places)
 
-    def begin_tail(self, tail: Reader) -> None:
-        """Move a reader of the log to the end of the archive, if a time has led it to a gap before that."""
-        archived = self._archived(tail.tell())
-        early = {number: archived[number].end for number, at in tail.tell().items()
-                 if number in archived and at < archived[number].end}  # fmt: skip
+    def begin_tail(self, tail: Reader, logs: Iterable[Log], starts: Mapping[int, Start]) -> None:
+        """Move a reader of the log past the end of the archive, if a time has led it to a gap before that.
+
+        The gap is also one of the archive, whose records are before the time.
+        """
+        places, early = tail.tell(), {}
+        archived = self._archived(places)
+        for log in logs:
+            number = log.partition
+            if number in archived and places[number] < (end := archived[number].end):
+                time = parse_start(starts[number], now_us=0)
+                early[number] = first_after(log, end, time.timestamp_us) if isinstance(time, Time) else end
         if early:
             tail.seek(early)
 
@@ -258,7 +265,7 @@ def with_tail(
     past.check_log(logs[0].identity.log_id, logs[0].directory, logs)
     split = past.split([each.partition for each in logs], start, end, now_us=now_us)
     tail = read(split.starts, split.ends)
-    past.begin_tail(tail)
+    past.begin_tail(tail, logs, split.starts)
     read_columns = columns if decoder is None else decoder.read_columns
     return _reader(
         past, split.ranges, columns, batch_bytes, decoder, tail.arrow(read_columns, batch_bytes=batch_bytes)

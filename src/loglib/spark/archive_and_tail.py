@@ -62,10 +62,11 @@ def past_and_tail(
     schema = default_schema(parse(given, now_us=SYSTEM()))
     past = ArchiveReader.load(REAL, archive)
     with Topic.open(topic_path, mode="r") as topic:
-        past.check_log(topic.log_id, topic_path, [each.log for each in topic._accesses])  # noqa: SLF001
+        logs = [each.log for each in topic._accesses]  # noqa: SLF001
+        past.check_log(topic.log_id, topic_path, logs)
         split = past.split([each.id for each in topic.partitions], start, end, now_us=SYSTEM())
         tail = topic.read(split.starts)
-        past.begin_tail(tail)
+        past.begin_tail(tail, logs, split.starts)
         starts, ends = tail.tell(), topic.read(split.ends).tell()
     names = [known_name(name) for name in schema.names]
     files = [os.path.join(past.path, file.name) for each in split.ranges for file in past.files(each)]
