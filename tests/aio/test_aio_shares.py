@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from loops import begun_and_cancelled, eventually, first, run
@@ -93,6 +93,10 @@ def test_job_has_the_attributes_of_its_record_and_settles_in_coroutines(path: Pa
                 assert job.settled
                 again = await share.take(5)
                 assert again is not None and (again.attempt, again.settled) == (1, False)
+                async with again:
+                    await again.release(count=False)
+                again = await share.take(5)
+                assert again is not None and again.attempt == 1
                 await again.reject("no")
                 assert only(topic).counts.rejected == 1
                 with pytest.raises(ValueError, match="settled already"):
@@ -220,9 +224,10 @@ def test_tasks_cancelled_at_random_lose_nothing(path: Path) -> None:
     assert set(run(main())) == set(range(400))
 
 
-def test_workers_handle_jobs_in_tasks(path: Path) -> None:
+@pytest.mark.parametrize("settle", ["after", "explicit"])
+def test_workers_handle_jobs_in_tasks(path: Path, settle: Literal["after", "explicit"]) -> None:
     async def main() -> None:
-        async with opened(path) as topic, topic.share("mail", max_attempts=2) as share:
+        async with opened(path) as topic, topic.share("mail", max_attempts=2, settle=settle) as share:
             running = 0
             most: list[int] = []
             seen: Counter[bytes] = Counter()

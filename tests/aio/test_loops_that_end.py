@@ -163,6 +163,27 @@ def test_topic_outlives_a_loop_that_was_closed_amid_its_appends(path: Path) -> N
         assert [each.value for each in opened.read()] == [b"of the next loop"]
 
 
+def test_append_that_a_closed_loop_asked_for_is_not_made_in_the_next_one(path: Path) -> None:
+    """Its task lived on as garbage, so it was made, and its answer ended in the closed loop."""
+    let_go = threading.Event()
+    with Topic.open(path, create=True, flush=MANUAL) as opened:
+        topic, loop = AsyncTopic(opened), asyncio.new_event_loop()
+        tasks: list[asyncio.Task[Any]] = [loop.create_task(topic._writing.ask(let_go.wait, flush=False))]
+        tasks.append(loop.create_task(topic.append(b"of the closed loop", sync=True)))
+        loop.call_later(0.005, loop.stop)
+        loop.run_forever()
+        loop.close()
+
+        async def more() -> None:
+            await topic.append(b"of the next loop", sync=True)
+
+        asyncio.run(more())
+        let_go.set()
+        assert [each.value for each in opened.read()] == [b"of the next loop"]
+        for each in tasks:
+            each._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
 def test_reader_of_a_loop_that_ended_reads_on_in_the_next(path: Path) -> None:
     with Topic.open(path, create=True, flush=MANUAL) as written, Topic.open(path, mode="r") as read:
         reader = AsyncTopic(read).follow("end")
@@ -191,13 +212,21 @@ async def keep_a_job(share: aio.AsyncShare) -> None:
             await asyncio.sleep(3600)
 
 
+async def handle_a_job(share: aio.AsyncShare) -> None:
+    async with asyncio.timeout(0.05):
+        job = await share.take()
+        assert job is not None
+        async with job:
+            await asyncio.sleep(3600)
+
+
 async def run_workers(share: aio.AsyncShare) -> None:
     async with asyncio.timeout(0.05):
         await share.run(lambda job: asyncio.sleep(3600), tasks=2)
 
 
 @pytest.mark.parametrize("end", [run_and_close, close_at_once, close_after_an_error])
-@pytest.mark.parametrize("main", [wait_for_a_job, keep_a_job, run_workers])
+@pytest.mark.parametrize("main", [wait_for_a_job, keep_a_job, handle_a_job, run_workers])
 def test_loop_with_a_member_of_a_share_ends_and_leaves_nothing(
     path: Path,
     end: Callable[[Coroutine[Any, Any, None]], weakref.ref[asyncio.AbstractEventLoop]],

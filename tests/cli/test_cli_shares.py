@@ -128,6 +128,7 @@ def test_member_that_hangs_is_evicted_from_a_share(cli: Cli, opened: Topic, clic
         assert cli("share", "evict", clicks, "mail", "hung").code == 2
         facts = {"partition": job.partition, "offset": job.offset}
         assert cli("share", "evict", clicks, "mail", "hung", "--dry-run", "--json").objects == [facts | {"done": False}]
+        assert cli("share", "evict", clicks, "mail", "hung", "--dry-run").errors == "nothing was changed\n"
         done = cli("share", "evict", clicks, "mail", "hung", "--yes", "--json")
         assert done.objects == [facts | {"done": True}]
         with pytest.raises(FencedJobError):

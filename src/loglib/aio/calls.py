@@ -94,9 +94,14 @@ class _Asked(NamedTuple):
     flush: bool
     future: ref[asyncio.Future[Any]]
 
+    def is_awaited(self) -> bool:
+        """False if its task is gone, or its loop is closed: a loop may end in the middle of a call."""
+        future = self.future()
+        return future is not None and not future.get_loop().is_closed()
+
 
 class Writing:
-    """The appends and flushes of a topic that may have to wait. They are made in the order of the calls.
+    """The appends and flushes of a topic that may have to wait, or the steps of a member of a share, in their order.
 
     A thread takes all waiting calls, makes them, and then flushes once for all that need a flush: a thousand tasks that
     want their record on the disk share a sync. A task that is cancelled before its turn appends nothing. A task that is
@@ -136,7 +141,7 @@ class Writing:
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take the waiting calls, and make them in a thread. Those that wait at its end follow."""
-        calls = [each for each in self._asked if each.future() is not None]  # None: its loop was closed
+        calls = [each for each in self._asked if each.is_awaited()]
         self._asked.clear()
         working = self._running.start(partial(self._do, loop, calls))
         working.add_done_callback(lambda _: self._work(loop) if self._asked else None)

@@ -4,8 +4,9 @@ Invariant: a record is in hand from the moment before a task gets its job until 
 leaves nothing in hand: a job that a thread has taken for it is given back with its attempt, and a job that it was
 handling is released. A loop accepts a job when it asks for the next one, as in `Share.follow`.
 
-Taking and settling are done in the loop's pool of threads, one call at a time: an accept waits for a sync that another
-call makes. Waiting needs no thread: the member's observer is in the loop's selector (waiters.py).
+Taking and settling are done in the loop's pool of threads, because an accept waits for a sync that another call makes.
+One thread makes all the calls that wait, in their order. Waiting for jobs needs no thread: the member's observer is in
+the loop's selector (waiters.py).
 
 Threads: belongs to the loop's thread. Any number of its tasks may take jobs; `stop` may be called from any thread.
 """
@@ -27,7 +28,7 @@ from ..config.quantities import Duration, timeout_seconds
 from ..errors import FencedJobError, ForkedHandleError, LogClosedError, LogError, ShareFullError
 from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
-from .calls import Calls, opened, settled
+from .calls import Writing, opened, settled
 from .job import AsyncInHand, AsyncJob, AsyncJobBatch
 from .waiters import Waiters
 
@@ -66,7 +67,7 @@ class AsyncShare(NotCopyable):
     def __init__(self, join: Callable[[], Share]) -> None:
         self._join = join
         self._joined: Share | None = None
-        self._calls = Calls()
+        self._calls = Writing(lambda: None)
         self._waiters = Waiters()
 
     async def __aenter__(self) -> Self:
@@ -163,18 +164,36 @@ class AsyncShare(NotCopyable):
 
     async def call(self, function: Callable[[], object]) -> None:
         """Call a function of the member in a thread, to its end."""
-        await settled(asyncio.ensure_future(self._calls(function)))
+        await settled(asyncio.ensure_future(self._calls.ask(function, flush=False)))
 
     async def _work(self, handler: Callable[[AsyncJob], Awaitable[object]], timeout: Duration | None) -> None:
-        """Handle one job after the other, and settle each."""
-        while (job := await self.take(timeout)) is not None:
+        """Handle one job after the other. A job is accepted in the call that takes the next one."""
+        before, way = None, self._one_by_one()
+        while True:
             try:
-                async with job:
-                    done = handler(job)
-                    if inspect.isawaitable(done):
-                        await done
+                found = await self._take(timeout, way, before)
+                if found is None:
+                    return
+                before = None if await self._is_settled(AsyncJob(self, found[1]), handler) else found
             except FencedJobError as error:  # it took too long, or its member was evicted: another one handles it again
                 logger.warning("%s", error)
+                before = None
+
+    async def _is_settled(self, job: AsyncJob, handler: Callable[[AsyncJob], Awaitable[object]]) -> bool:
+        """Handle one job. False if it is to be accepted."""
+        try:
+            done = handler(job)
+            if inspect.isawaitable(done):
+                await done
+        except GeneratorExit:
+            raise  # its loop was closed; without its job, the record is released at the next step of the member
+        except BaseException as error:
+            await self.call(partial(job.job.fail, error))
+            if not isinstance(error, Exception):
+                raise
+        if self.joined._explicit and not job.settled:
+            await job.accept()
+        return job.settled
 
     def _one_by_one(self) -> _Way[Job]:
         return _Way(1, self.joined._job)
@@ -218,8 +237,7 @@ class AsyncShare(NotCopyable):
 
     async def _look(self, look: Callable[[], _Look[Taken]]) -> _Look[Taken]:
         """Look in a thread. If the task is cancelled meanwhile, give back what was found for it."""
-        await self._calls.end()
-        looking = self._calls.start(look)
+        looking = asyncio.ensure_future(self._calls.ask(look, flush=False))
         try:
             return await settled(looking)
         except asyncio.CancelledError:
