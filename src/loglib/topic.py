@@ -71,6 +71,7 @@ _assemble = called_later("loglib.copies.assemble", "assemble")
 _check_new = called_later("loglib.copies.roster", "check_new")
 _check_no_members = called_later("loglib.jobs.administration", "check_no_members")
 _new_fence = called_later("loglib.transactions.group_commits", "StoreFence")
+_new_transactions = called_later("loglib.transactions.dead_letters", "JobTransactions")
 
 
 class Topic(ShownByPartition, Appends, Readable, SharingTopic):
@@ -139,7 +140,7 @@ class Topic(ShownByPartition, Appends, Readable, SharingTopic):
         self._policies.background = self._background = Background(
             self._handles, accesses, self._retention, self._policies.look, may_have_thread=background
         )
-        self._read_archive, self._new_fence = _with_tail, _new_fence
+        self._read_archive, self._new_fence, self._new_transactions = _with_tail, _new_fence, _new_transactions
         if mode == "a":
             self._start_writing()
 

@@ -25,6 +25,7 @@ from loglib.errors import (
     StaleGenerationError,
     UnsettledError,
 )
+from loglib.jobs.share import _rest
 from loglib.log import copy_role
 
 Open = Callable[..., Topic]
@@ -271,13 +272,13 @@ def test_settings_of_the_first_member_count(topic: Topic) -> None:
             with pytest.raises(ShareMismatchError) as raised:
                 topic.share("mail", **{name: value})  # type: ignore[arg-type]
             assert raised.value.name == name
-    assert topic.share_info("mail").settings == (3, 20, 0)
+    assert topic.share_info("mail").settings == (3, 20, 0, None)
 
 
 def test_altered_settings_count_for_the_members_that_are_there(topic: Topic) -> None:
     with topic.share("mail", max_attempts=1) as share:
         (job,) = taken(share, 1)
-        assert topic.alter_share("mail", max_attempts=2, max_in_hand=1) == (2, 10_000, 1)
+        assert topic.alter_share("mail", max_attempts=2, max_in_hand=1) == (2, 10_000, 1, None)
         job.release()
         (job,) = taken(share, 1)
         assert job.attempt == 2 and share.take(0.0) is None
@@ -639,7 +640,8 @@ def test_record_that_waits_for_room_in_hand_costs_no_spinning(topic: Topic, cloc
         (held,) = taken(share, 1)
         clock.advance(timedelta(seconds=6))
         assert share.take(0.0) is None
-        assert share._until(None) > 0, "what is due waits for the hand, and not for the time"
+        moments = [taking.acks.state.next_moment() for taking in share._takings.values()]
+        assert _rest([share._look_at], moments, share._clock) > 0, "what is due waits for the hand"
         held.accept()
         assert [each.value for each in taken(share, 1)] == [b"0"]
 

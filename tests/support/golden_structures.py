@@ -111,6 +111,9 @@ MANIFEST = manifest.Manifest(
     (manifest.GroupCommit("orders", "g", "orders-1", [4096, 2, "rest"]),),
     (manifest.Fence("orders", "g", "orders-2", 7),), b"bytes",
 )  # fmt: skip
+MANIFEST_WITH_JOBS = MANIFEST._replace(
+    jobs=(manifest.JobCommit("mail", LOG_ID.hex(), "send", 0, 11, 1 << 32, 4096, 2, 1),)
+)
 CHECKPOINT = manifest.Checkpoint(
     2, {"etl": manifest.AppState(3, "owner", ("before",), "query", 2, NOW)}, {("orders", "g", "orders-1"): 2}
 )
@@ -152,13 +155,41 @@ ENTRIES_OF_A_SHARE: tuple[tuple[Any, ...], ...] = (
     (entries.LOST, 0, 1, 0, 4096, 11),
     (entries.SEAL, entries.ALTERED, 0, entries.pair(5, 10_000), 0, 0),
 )
+CHECKPOINT_WITH_PINS = CHECKPOINT_OF_A_SHARE._replace(
+    settings=Settings(5, 10_000, 0, ""),
+    items=(Item(4090, 0, 0, 12, 1, 0, 5, 2), Item(4098, entries.pair(4, 1), 0, 11, 1, 2, 3, 1),
+           Item(4099, entries.pair(5, 1), 0, 11, 1, 2, 5, 3)),
+)  # fmt: skip
+PINS_OF_A_SHARE: tuple[tuple[Any, ...], ...] = (
+    (entries.BEGIN, 0, 2, entries.pair(11, 1_700_000_000), 4101, 0),
+    (entries.PIN, entries.PINNED, 1, 11, 4101, entries.pair(0, 3)),
+    (entries.PIN, entries.UNPINNED, 1, 11, 4101, entries.pair(0, 3)),
+    (entries.PIN, entries.PINNED, 2, 11, 4101, entries.pair(0, 3)),
+    (entries.PIN, entries.ACCEPTED, 1, 11, 4101, entries.pair(0, 3)),
+    (entries.PIN, entries.RELEASED, 1, 11, 4102, entries.pair(0, 3)),
+    (entries.PIN, entries.REJECTED, 1, 11, 4098, entries.pair(4, 1)),
+    (entries.PIN, entries.EXHAUSTED, 1, 11, 4099, entries.pair(5, 1)),
+    (entries.SEAL, entries.ALTERED, 0, entries.pair(5, 10_000), 0, 1),
+)
 
 
-def _write_entries() -> bytes:
+def _write_entries(written: tuple[tuple[Any, ...], ...] = ENTRIES_OF_A_SHARE) -> bytes:
     return b"".join(
         entries.encode(SHARE.salt(2), kind, outcome, count, moment=moment, offset=offset, token=token)
-        for kind, outcome, count, moment, offset, token in ENTRIES_OF_A_SHARE
+        for kind, outcome, count, moment, offset, token in written
     )
+
+
+def _with_tuple(checkpoint: generation.Checkpoint) -> generation.Checkpoint:
+    return checkpoint._replace(items=tuple(checkpoint.items))
+
+
+def _read_pins(content: bytes) -> tuple[tuple[Any, ...], ...]:
+    state = State(11, 3, 4101, CHECKPOINT_WITH_PINS.settings, Counts(), CHECKPOINT_WITH_PINS.items)
+    assert state.apply(content, SHARE.salt(2)) == len(content), "all have their checksums"
+    assert (list(state.free), list(state.doomed), state.hands, state.pins) == ([4102], [4090], {}, set())
+    assert (state.counts, state.seal) == ([1, 1, 1, 0], (entries.ALTERED, entries.pair(5, 10_000), 0, 1))
+    return tuple(fields[1:] for fields in entries.ENTRY.iter_unpack(content))
 
 
 def _read_entries(content: bytes) -> tuple[tuple[Any, ...], ...]:
@@ -225,6 +256,17 @@ STRUCTURES: dict[str, Structure] = {
         CHECKPOINT_OF_A_SHARE,
     ),
     "share-entries.bin": Structure(_write_entries, _read_entries, ENTRIES_OF_A_SHARE),
+    "share-checkpoint-pins.bin": Structure(
+        lambda: CHECKPOINT_WITH_PINS.encode(SHARE),
+        lambda content: _with_tuple(generation.decode(content, "a", SHARE, 2)),
+        CHECKPOINT_WITH_PINS,
+    ),
+    "share-pins.bin": Structure(lambda: _write_entries(PINS_OF_A_SHARE), _read_pins, PINS_OF_A_SHARE),
+    "manifest-jobs.bin": Structure(
+        lambda: manifest.encode(MANIFEST_WITH_JOBS),
+        lambda content: manifest.decode(content, f"{3:020d}"),
+        MANIFEST_WITH_JOBS,
+    ),
     "manifest.bin": Structure(
         lambda: manifest.encode(MANIFEST), lambda content: manifest.decode(content, f"{3:020d}"), MANIFEST
     ),

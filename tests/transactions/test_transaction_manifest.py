@@ -20,6 +20,7 @@ from loglib.transactions.manifest import (
     Checkpoint,
     Fence,
     GroupCommit,
+    JobCommit,
     Manifest,
     Section,
     decode,
@@ -53,10 +54,12 @@ sections = st.builds(
 digits = st.binary(min_size=16, max_size=16).map(bytes.hex)
 offsets = st.builds(GroupCommit, words, words, words, st.tuples(counts, counts, words).map(list), digits)
 fences = st.builds(Fence, words, words, words, counts)
+jobs = st.builds(JobCommit, words, digits, words, counts, counts, counts, counts, counts, counts)
 manifests = st.builds(
     Manifest, st.just(17), words, st.none() | counts, words, st.none() | words, st.integers(-5, 2**60),
     st.lists(sections, max_size=3).map(tuple), st.lists(offsets, max_size=3).map(tuple),
     st.lists(fences, max_size=3).map(tuple), st.binary(max_size=100), st.integers(0, 2**64 - 1), counts,
+    jobs=st.lists(jobs, max_size=3).map(tuple),
 )  # fmt: skip
 states = st.builds(
     AppState, st.none() | counts, words, st.lists(words).map(tuple), st.none() | words, counts, st.integers()

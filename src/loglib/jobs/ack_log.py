@@ -18,8 +18,9 @@ Threads: one at a time; the share's lock is held.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import count, groupby
 from operator import length_hint
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from ..system.failures import refused_write
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.process import finish
-from .entries import ENTRY_BYTES, PLAIN, SEAL, encode
+from .entries import ENTRY_BYTES, MOST_TOGETHER, PIN, PLAIN, SEAL, encode
 from .generation import Checkpoint, Place, decode, file_name, first_entry, generation_of
 from .state import Counts, State, Taken
 
@@ -41,6 +42,32 @@ _LOG_BYTES = (1 << 20) - (1 << 16)  # of entries in a generation; the rest of a 
 _MORE_FOR_EACH = 24  # bytes of entries for each unsettled record: a large checkpoint is not made after few entries
 _TRIES = 100  # a member that is slower than all others for that many generations gives up
 _ASIDE = ".tmp"
+
+
+class Pin(NamedTuple):
+    """Records of one hand that a transaction settles, and how."""
+
+    member: int
+    token: int
+    offset: int
+    size: int  # records, with consecutive offsets
+    outcome: int  # of the entry that ends the pin
+
+    @property
+    def records(self) -> tuple[int, int, int, int]:
+        """The arguments of `State.pinned`."""
+        return self.token, self.member, self.offset, self.size
+
+
+def pins_of(member: int, token: int, offsets: Sequence[int], outcome: int) -> list[Pin]:
+    """The records with these rising offsets, in as few pins as possible."""
+    runs = groupby(zip(offsets, count(), strict=False), lambda pair: pair[0] - pair[1])
+    found: list[Pin] = []
+    for _, run in runs:
+        each = [offset for offset, _ in run]
+        parts = (each[first : first + MOST_TOGETHER] for first in range(0, len(each), MOST_TOGETHER))
+        found += [Pin(member, token, part[0], len(part), outcome) for part in parts]
+    return found
 
 
 class _AckFile(NotCopyable):
@@ -93,7 +120,7 @@ class AckLog(NotCopyable):
         self._permissions = permissions
         self._directory = Directory.open(files, path)
         self._synced = 0  # the generation whose name is known to be durable
-        self.last_seal: tuple[int, int, int] | None = None  # of the last generation that this process saw end
+        self.last_seal: tuple[int, int, int, int] | None = None  # of the last generation that this process saw end
         self._position = 0  # of the next entry to be read
         self._is_whole = False  # False in the middle of a replay: an interrupt would leave half of it
         try:
@@ -226,11 +253,25 @@ class AckLog(NotCopyable):
         """End the generation. The next look makes the next one."""
         self.append([self._seal_entry(outcome, **fields)])
 
-    def change(self, outcome: int, *, moment: int = 0, offset: int = 0) -> None:
+    def change(self, outcome: int, *, moment: int = 0, offset: int = 0, token: int = 0) -> None:
         """End the generation with a seal that changes something, and see that it counts: others may seal it first."""
-        while self.last_seal != (outcome, moment, offset):
-            self.seal(outcome, moment=moment, offset=offset)
+        while self.last_seal != (outcome, moment, offset, token):
+            self.seal(outcome, moment=moment, offset=offset, token=token)
             self.look()
+
+    def end_pins(self, pins: Sequence[Pin]) -> None:
+        """Say how the transaction has ended that settles these records. Synced. Only what is pinned changes.
+
+        An entry that lands after a seal is written again.
+        """
+        state = self.look()
+        while left := [each for each in pins if state.pinned(*each.records)]:
+            self.append([
+                self.encode(PIN, each.outcome, each.size, moment=each.member, offset=each.offset, token=each.token)
+                for each in left
+            ])  # fmt: skip
+            state = self.look()
+        self.sync()
 
     def is_long(self) -> bool:
         """True if the generation has that many entries that a new one is due."""

@@ -7,7 +7,7 @@ change of what is in hand is an entry in the share's files, whose order decides,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ from ..groups.administration import check_no_readers as check_no_group_readers
 from ..log.lag import measure_lag
 from ..log.lookup import StartLike
 from ..system.files import Files
-from .ack_log import AckLog
+from .ack_log import AckLog, Pin, pins_of
 from .directory import SHARES, ShareDirectory, check_settings, settings_of, share_names
-from .entries import ALTERED, DEAD, REAP, RESET, pair
+from .entries import ALTERED, DEAD, REAP, RELEASED, RESET, pair
 from .members import NOBODY, Member, file_of, live_members
 from .state import Counts, Settings, State
 
@@ -47,6 +47,7 @@ class SharePartition(NamedTuple):
     counts: Counts  # records accepted, rejected, exhausted and lost since the share exists
     oldest: int | None  # when the oldest unsettled record was first begun: microseconds UTC; None: there is none
     blocked_by: str  # "window" or "max_in_hand" if no fresh record may be begun; else ""
+    dead_letters_due: int = 0  # records that are never handled again, and whose dead letters are not written yet
 
 
 class ShareInfo(NamedTuple):
@@ -91,20 +92,22 @@ def _inspected(state: State, names: Mapping[int, str], now_us: int) -> SharePart
         for hand in state.hands.values() for offset in hand.offsets()
     )  # fmt: skip
     first = [hand.first_begun for hand in state.hands.values()] + [free.first_begun for free in state.free.values()]
+    first += [doomed.first_begun for doomed in state.doomed.values()]
     waits = [(offset, free.until - now_us) for offset, free in sorted(state.free.items()) if free.until > now_us]
     waiting = {offset: wait_us / _US for offset, wait_us in waits}
     blocked_by = "" if state.may_take() else "max_in_hand"
     if not blocked_by and state.room() <= 0:
         blocked_by = "window"
     return SharePartition(
-        min([state.fresh, *state.free, *(each.offset for each in in_hand)]), state.fresh, tuple(in_hand),
+        min([state.fresh, *state.free, *state.doomed, *(each.offset for each in in_hand)]), state.fresh, tuple(in_hand),
         len(state.free), waiting, Counts(*state.counts), min(first) * _US if first else None, blocked_by,
+        len(state.doomed),
     )  # fmt: skip
 
 
 def alter(directory: ShareDirectory, given: Mapping[str, Any]) -> Settings:
     """Change settings, for present and future members. Durable. `GroupNotFoundError` if there is no such share."""
-    check_settings(given)
+    check_settings(given, directory.topic_path)
     directory.require()
     directory.check_role()
     settings = settings_of(given, directory.settings())
@@ -112,7 +115,8 @@ def alter(directory: ShareDirectory, given: Mapping[str, Any]) -> Settings:
     for partition in directory.partitions():
         with closing(_writing(directory, partition)) as acks:
             low = pair(settings.max_attempts, settings.window)
-            acks.change(ALTERED, moment=low, offset=settings.max_in_hand)
+            has_letters = int(settings.dead_letter is not None)
+            acks.change(ALTERED, moment=low, offset=settings.max_in_hand, token=has_letters)
     return settings
 
 
@@ -124,6 +128,7 @@ def reset(directory: ShareDirectory, start: StartLike) -> dict[int, int]:
     directory.require()
     directory.check_role()
     _check_no_members(directory)
+    _resolve(directory)
     logs = directory.find_logs()
     starts = directory.starts(start, logs, others=None)
     for partition, offset in starts.items():
@@ -138,6 +143,7 @@ def delete(directory: ShareDirectory) -> None:
     directory.require()
     directory.check_role()
     _check_no_members(directory)
+    _resolve(directory)
     directory.remove()
 
 
@@ -160,13 +166,35 @@ def evict(directory: ShareDirectory, member: str) -> dict[int, list[int]]:
     for partition in directory.partitions():
         with closing(_writing(directory, partition)) as acks:
             hands = [each for each in acks.state.hands.values() if each.member in numbers]
-            offsets = sorted(offset for hand in hands for offset in hand.offsets())
+            offsets = sorted(offset for hand in hands for offset in hand.loose())
             while not acks.state.gone.issuperset(numbers):  # the entry may have landed after a seal
                 acks.append([acks.encode(REAP, DEAD, moment=each, offset=NOBODY) for each in numbers])
                 acks.look()
             if offsets:
                 taken[partition] = offsets
     return taken
+
+
+def _resolve(directory: ShareDirectory) -> None:
+    """Let no transaction settle records of the share any more."""
+    for partition in directory.partitions():
+        with closing(_writing(directory, partition)) as acks:
+            directory.transactions.resolve(directory, _AllPins(partition, acks))
+
+
+class _AllPins(NamedTuple):
+    """The pinned records of a partition of a share without members: the `Doubts` of one who changes the share."""
+
+    partition: int
+    acks: AckLog
+
+    def pins(self) -> list[Pin]:
+        state = self.acks.look()
+        hands = [(token, state.hands[token]) for token in sorted(state.pins)]
+        return [pin for token, hand in hands for pin in pins_of(hand.member, token, sorted(hand.pinned), RELEASED)]
+
+    def release(self, pins: Sequence[Pin]) -> None:
+        self.acks.end_pins(pins)
 
 
 def _writing(directory: ShareDirectory, partition: int) -> AckLog:

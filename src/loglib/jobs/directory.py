@@ -32,11 +32,12 @@ from ..system.files import Files
 from .ack_log import AckLog, link
 from .generation import Checkpoint, Place
 from .state import Counts, Settings
+from .transacting import Transactions
 
 SHARES = "shares"  # the subdirectory in a topic's directory
 _MEMBERS = "members"
 _SETTINGS = "share.json"
-_MOST_BYTES = 4096  # of the file of settings
+_MOST_BYTES = 1 << 15  # of the file of settings
 _MOST_WINDOW = 1_000_000
 _WHAT = "the settings of a share"  # for errors
 
@@ -46,9 +47,13 @@ def share_names(files: Files, topic_path: str) -> list[str]:
     return names_in(files, topic_path, SHARES)
 
 
-def check_settings(given: Mapping[str, Any]) -> None:
-    """`ValueError` and `TypeError` for settings that no share can have."""
+def check_settings(given: Mapping[str, Any], topic_path: str) -> None:
+    """`ValueError` and `TypeError` for settings that no share of this topic can have."""
     for name, value in given.items():
+        if name == "dead_letter":
+            if value is not None:
+                _check_dead_letter(value, topic_path)
+            continue
         if name not in Settings._fields:
             raise TypeError(f"a share has no argument {name!r}; its settings are {', '.join(Settings._fields)}")
         if name == "max_in_hand" and value is None:
@@ -59,10 +64,23 @@ def check_settings(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be at most {most:,}, not {value:,}")
 
 
+def _check_dead_letter(value: Any, topic_path: str) -> None:
+    path = os.fspath(value)
+    if not isinstance(path, str) or not path or "://" in path:
+        raise ValueError(f"dead_letter must be the path of a topic on this machine, not {value!r}")
+    if os.path.realpath(path) == os.path.realpath(topic_path):
+        raise ValueError(f"dead_letter must be another topic than that of the share, {topic_path}")
+
+
 def settings_of(given: Mapping[str, Any], before: Settings) -> Settings:
     """These settings, and the others as before."""
-    numbers = {name: value or 0 for name, value in given.items()}
-    return before._replace(**numbers)
+    return before._replace(**{name: _stored(name, value) for name, value in given.items()})
+
+
+def _stored(name: str, value: Any) -> Any:
+    if name == "dead_letter":
+        return None if value is None else os.path.realpath(value)
+    return value or 0
 
 
 class ShareDirectory(NamedTuple):
@@ -76,6 +94,7 @@ class ShareDirectory(NamedTuple):
     permissions: int
     clock: Clock
     track: Callable[[Callable[[str], None]], object]  # ends a member when the topic is closed; returns the topic
+    transactions: Transactions
 
     @property
     def path(self) -> str:
@@ -121,7 +140,11 @@ class ShareDirectory(NamedTuple):
     def _parse(self, facts: dict[str, Any]) -> Settings:
         if facts["log_id"] != self.log_id.hex():
             raise ValueError(f"log {facts['log_id']}, and the topic is log {self.log_id.hex()}")
-        return Settings(*(int(facts[name]) for name in Settings._fields))
+        max_attempts, window, max_in_hand = (int(facts[name]) for name in Settings._fields[:3])
+        dead_letter = facts.get("dead_letter")
+        if dead_letter is not None:
+            dead_letter = os.path.normpath(os.path.join(os.path.realpath(self.topic_path), str(dead_letter)))
+        return Settings(max_attempts, window, max_in_hand, dead_letter)
 
     def store(self, settings: Settings) -> None:
         """Replace the stored settings. Synced."""
@@ -129,13 +152,18 @@ class ShareDirectory(NamedTuple):
             directory.replace(_SETTINGS, self._encode(settings), self.permissions)
 
     def _encode(self, settings: Settings) -> bytes:
-        return checked_json.seal({"log_id": self.log_id.hex(), **settings._asdict()})
+        facts: dict[str, Any] = {"log_id": self.log_id.hex(), **settings._asdict()}
+        if settings.dead_letter is None:
+            del facts["dead_letter"]
+        else:  # relative, so that both topics can be moved together
+            facts["dead_letter"] = os.path.relpath(settings.dead_letter, os.path.realpath(self.topic_path))
+        return checked_json.seal(facts)
 
     def check_same(self, given: Mapping[str, Any]) -> None:
         """`ShareMismatchError` if a given setting differs from the stored one."""
         stored = self.settings()
         for name, value in given.items():
-            if (value or 0) != getattr(stored, name):
+            if _stored(name, value) != getattr(stored, name):
                 raise ShareMismatchError(self.name, name, value, getattr(stored, name) or None)
 
     # --- making --------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from ..format.columns import Headers
 from ..format.display import Shown
 from ..format.record import Record
 from .entries import ACCEPTED, REJECTED, RELEASED, RETURNED
+from .transacting import Promise
 
 logger = logging.getLogger("loglib")
 
@@ -41,17 +42,23 @@ class Settler(Protocol):
     def renew(self, job: InHand, period: Duration) -> None:
         """Give the records of the job a new lease."""
 
+    def promise(self, job: InHand) -> Promise:
+        """Let a transaction settle the records of the job."""
+
 
 class InHand(Shown):
     """Records of one hand: the base of `Job` and `JobBatch`."""
 
-    __slots__ = ("__weakref__", "_share", "attempt", "count", "first_begun", "first_offset", "partition", "token")
+    __slots__ = (
+        "__weakref__", "_share", "attempt", "count", "first_begun", "first_offset", "partition", "promised", "token",
+    )  # fmt: skip
 
     def __init__(
         self, share: Settler, partition: int, token: int, offset: int, count: int, attempt: int, first_begun: int
     ) -> None:
         self._share: Settler | None = share  # None: it is settled
         self.partition = partition
+        self.promised = False  # a transaction that is not over yet settles it
         self.token = token  # identifies this hand: a later one of the same record has a higher token
         self.first_offset = offset
         self.count = count
@@ -71,12 +78,17 @@ class InHand(Shown):
         """Let it be handled again, after `delay` seconds; by default after the share's `backoff`.
 
         With `count=False` the attempt is given back: for a member that shuts down, or lacks a resource. Otherwise a
-        record whose attempts have reached `max_attempts` is settled as exhausted. Raises like `accept`.
+        record whose attempts have reached `max_attempts` is settled as exhausted, with a dead letter if the share
+        has `dead_letter`. Raises like `accept` and, if the dead letter cannot be written, like `reject`.
         """
         self._settle(RELEASED if count else RETURNED, delay=delay, reason=reason)
 
     def reject(self, reason: str = "") -> None:
-        """Settle as rejected: it is not handled again. The reason is logged. Raises like `accept`."""
+        """Settle as rejected, with a dead letter if the share has `dead_letter`: it is not handled again.
+
+        The reason is logged, and is in the dead letter. Raises like `accept`. If the dead letter cannot be written, it
+        raises the errors of a transaction, and the job stays in hand.
+        """
         self._settle(REJECTED, reason=reason)
 
     def fail(self, error: BaseException) -> None:
@@ -105,6 +117,20 @@ class InHand(Shown):
             raise
         self._share = None
 
+    def _transact(self) -> Promise:
+        """Let a transaction settle it: `Transaction.accept` calls this. It writes nothing."""
+        if self.promised:
+            raise ValueError(f"{self!r} is part of a transaction already: settle a job once")
+        found = self._open().promise(self)
+        self.promised = True
+        return found
+
+    def end_promise(self, *, settled: bool) -> None:
+        """The transaction is over, and has settled it or not."""
+        self.promised = False
+        if settled:
+            self._share = None
+
     def _open(self) -> Settler:
         share = self._share
         if share is None:
@@ -118,7 +144,7 @@ class InHand(Shown):
         """Accept; after an exception release, or reject if it is a `Reject`. Only an `Exception` is swallowed."""
         if error is not None:
             self.fail(error)
-        elif not self.settled:
+        elif not (self.settled or self.promised):
             self.accept()
         return isinstance(error, Exception)
 

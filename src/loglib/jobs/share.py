@@ -12,12 +12,13 @@ signal handler) is refused, except `close`.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Literal, Self, TypedDict, TypeVar
 
 from ..config.arguments import check_count, check_names
@@ -33,19 +34,21 @@ from ..errors import (
 from ..format.display import Shown
 from ..groups.members import new_member_name
 from ..log.lookup import StartLike
-from ..system.clock import Moment, monotonic
+from ..system.clock import Clock, Moment, monotonic
 from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from ..system.process import in_child
 from ..system.reentry import enter, is_mine
 from .common_wait import CommonWait
 from .directory import ShareDirectory, check_settings
-from .entries import MOST_TOGETHER, RELEASED
+from .entries import ACCEPTED, MOST_TOGETHER, RELEASED
 from .job import InHand, Job, JobBatch
 from .members import MemberFile, is_dead
+from .pinning import Pinning
 from .records import record_of
 from .runner import run
 from .taking import Settling, Taking, shown_rows
+from .transacting import Promise
 
 # How often a member looks at the others although the system reports nothing, and how often where it reports nothing.
 _LOOK_S = 0.5
@@ -77,6 +80,7 @@ class ShareOptions(TypedDict, total=False):
     max_attempts: int
     window: int
     max_in_hand: int | None
+    dead_letter: str | os.PathLike[str] | None
     backoff: Duration
     lease: Duration | None
     settle: Literal["after", "explicit"]
@@ -96,11 +100,11 @@ class Share(Shown, NotCopyable):
         lease: Duration | None = None,
         settle: Literal["after", "explicit"] = "after",
         commit: Duration = 0.1,
-        **settings: int | None,
+        **settings: int | str | os.PathLike[str] | None,
     ) -> None:
         if settle not in ("after", "explicit"):
             raise ValueError(f'settle must be "after" or "explicit", not {settle!r}')
-        check_settings(settings)
+        check_settings(settings, directory.topic_path)
         self.name = directory.name
         self.member = new_member_name() if member is None else member
         check_names(self.member)
@@ -132,6 +136,7 @@ class Share(Shown, NotCopyable):
                 directory.files, directory.members, self.member, self._clock.moment().boot_id, directory.permissions
             )
             opened.callback(self._file.leave)
+            self._pinning = Pinning(directory, self._takings, self._file.number, self.member, self._lease_us)
             self._observer = Observer(use_inotify=directory.files.real)
             opened.callback(self._observer.close)
             self._wait = CommonWait(self._observer)
@@ -213,7 +218,7 @@ class Share(Shown, NotCopyable):
             del job, found
 
     def _come_back(self, taking: Taking, job: InHand) -> None:
-        if job.settled:
+        if job.settled or job.promised:
             return
         with self._use():
             if self._closed is not None:
@@ -226,7 +231,7 @@ class Share(Shown, NotCopyable):
 
     def _leave_loop(self, job: InHand) -> None:
         """Release the job of a loop that was left. A loop may also end in the middle of another call."""
-        if job.settled or self._closed is not None or is_mine(self._using):
+        if job.settled or job.promised or self._closed is not None or is_mine(self._using):
             return  # without its job, the record is released at the next step of this member
         with suppress(LogError, OSError):
             job.release(reason="its loop was left")
@@ -262,19 +267,23 @@ class Share(Shown, NotCopyable):
                     break
                 now, number = monotonic(), self._wait.number()
                 self._act(now)
-                found = self._try_each(most, make)
+                found = None if self._pinning.is_due() else self._try_each(most, make)
                 if found is not None:
                     if self._waiting:
                         self._wait.wake()  # another thread, which may have more to take
                     self._sync_if_due(now)
                     return found
                 self._sync_if_due(monotonic())
-                if self._stopped or (deadline is not None and now >= deadline):
+                is_due = self._pinning.is_due()
+                if not is_due and (self._stopped or (deadline is not None and now >= deadline)):
                     self._check_not_blocked()
                     return None
                 until = self._until(deadline)
                 self._waiting.append(None)
             try:
+                if is_due:
+                    self._pinning.run(self._opened, self._clock.moment)
+                    continue
                 if is_fruitless:  # it was woken for a record of others, who may write thousands each second
                     time.sleep(min(_NAP_S, until))
                 self._wait.wait(until, number)
@@ -285,6 +294,10 @@ class Share(Shown, NotCopyable):
             raise self._closed
         self._release_if_closed()
         return None
+
+    def _until(self, deadline: float | None) -> float:
+        moments = [taking.acks.state.next_moment() for taking in self._takings.values()]
+        return _rest((self._look_at, deadline, self._sync_at), moments, self._clock)
 
     def _try_each(
         self, most: int, make: Callable[[Taking, int, Moment], Taken | None]
@@ -304,6 +317,7 @@ class Share(Shown, NotCopyable):
             taking = takings[(self._turn + place) % len(takings)]
             if taking.acks.state.expired(moment.boottime_us):
                 taking.reap_expired(moment)
+                self._pinning.note_in_doubt(taking, (), moment.boottime_us)
             before = taking.acks.state.generation
             job = make(taking, most, moment)
             if taking.is_unsynced and self._sync_at is None:
@@ -339,6 +353,7 @@ class Share(Shown, NotCopyable):
             if _MEMBERS in changes and self._observer.reports:
                 self._looks = iter(_LOOKS_S)
                 self._look_at = min(self._look_at, now + next(self._looks))
+                self._pinning.may_be_pending = True  # one that has just died may have left a transaction
         if now >= self._look_at:
             self._look_at_members()
             soon = next(self._looks, None)
@@ -352,10 +367,13 @@ class Share(Shown, NotCopyable):
         files, directory, me = self._directory.files, self._directory.members, self._file.number
         dead: dict[int, bool] = {}
         for taking in self._takings.values():
-            others = taking.look().members() - {me}
-            for each in others - dead.keys():
-                dead[each] = is_dead(files, directory, each)
+            state = taking.look()
+            others = state.members() - {me}
+            for each in others | {state.hands[token].member for token in state.pins - state.mine}:
+                if each not in dead:
+                    dead[each] = is_dead(files, directory, each)
             taking.reap({each for each in others if dead[each]})
+            self._pinning.note_in_doubt(taking, {each for each, is_gone in dead.items() if is_gone}, None)
 
     def _check_valid(self) -> None:
         for taking in self._takings.values():
@@ -376,51 +394,36 @@ class Share(Shown, NotCopyable):
             self._observer.observe_file(partition, log.watermark_path)
             self._observer.observe_directory(("acks", partition), directory.of_partition(partition))
 
-    def _until(self, deadline: float | None) -> float:
-        """Seconds until something is due: a look, a sync, a record that waits, the end of a lease, or the deadline."""
-        until = [self._look_at]
-        until += [each for each in (deadline, self._sync_at) if each is not None]
-        moments = [each.acks.state.next_moment() for each in self._takings.values()]
-        now, now_us = monotonic(), self._clock.moment().boottime_us
-        # One that is past waits for something else: `max_in_hand`.
-        until += [now + (each - now_us) / _US for each in moments if each is not None and each > now_us]
-        return max(0.0, min(until) - now)
-
     # --- settling --------------------------------------------------------------------------------------
 
     def settle(self, job: InHand, outcome: int, *, delay: Duration | None = None, reason: str = "") -> None:
         """Settle the records of a job: `Job.accept`, `release` and `reject` call it."""
         until = 0
         if outcome == RELEASED or delay is not None:
-            wait_s = self._wait_s(job.attempt) if delay is None else _at_least("delay", delay, 0.0)
+            wait_s = _wait_s(self._backoff_s, job.attempt) if delay is None else _at_least("delay", delay, 0.0)
             until = self._clock.moment().boottime_us + round(wait_s * _US) if wait_s else 0
-        try:
-            with self._use():
-                self._check_open()
-                taking = self._takings[job.partition]
-                taking.settle(Settling(job.token, job.first_offset, job.count, outcome, until), reason)
-                now = monotonic()
-                self._sync_at = now + self._commit_s if self._sync_at is None else self._sync_at
-                self._sync_if_due(now)
-        finally:
-            self._release_if_closed()
+        if self._pinning.is_death(job, outcome):
+            self._pinning.bury(self._opened, job, outcome, reason)
+            return
+        with self._opened():
+            taking = self._takings[job.partition]
+            taking.settle(Settling(job.token, job.first_offset, job.count, outcome, until), reason)
+            now = monotonic()
+            self._sync_at = now + self._commit_s if self._sync_at is None else self._sync_at
+            self._sync_if_due(now)
 
-    def _wait_s(self, attempt: int) -> float:
-        doubled = min(self._backoff_s * 2.0 ** min(attempt - 1, 64), max(_MOST_BACKOFF_S, self._backoff_s))
-        return doubled * random.uniform(1 - _SPREAD, 1 + _SPREAD) if doubled else 0.0
+    def promise(self, job: InHand) -> Promise:
+        """Let a transaction accept the records of a job: `Transaction.accept` calls it."""
+        return self._pinning.promise(self._opened, job, ACCEPTED)
 
     def renew(self, job: InHand, period: Duration) -> None:
         """Give a job a new lease: `Job.renew` calls it."""
         if not self._lease_us:
             raise ValueError("this share was joined without lease=, so nothing takes the record away")
         lease_s = _at_least("seconds", period, 0.001)
-        try:
-            with self._use():
-                self._check_open()
-                until = self._clock.moment().boottime_us + round(lease_s * _US)
-                self._takings[job.partition].renew(job.token, job.first_offset, until)
-        finally:
-            self._release_if_closed()
+        with self._opened():
+            until = self._clock.moment().boottime_us + round(lease_s * _US)
+            self._takings[job.partition].renew(job.token, job.first_offset, until)
 
     def take(self, timeout: Duration | None = None) -> Job | None:
         """One job, which the caller settles; None if none comes in `timeout` seconds, or the share is stopped."""
@@ -445,15 +448,11 @@ class Share(Shown, NotCopyable):
 
     def flush(self) -> None:
         """Make durable all that was settled. Synced."""
-        try:
-            with self._use():
-                self._check_open()
-                for taking in self._takings.values():
-                    taking.settle_pending()
-                    taking.sync()
-                self._sync_at = None
-        finally:
-            self._release_if_closed()
+        with self._opened():
+            for taking in self._takings.values():
+                taking.settle_pending()
+                taking.sync()
+            self._sync_at = None
 
     def _sync_if_due(self, now: float) -> None:
         if self._sync_at is not None and (now >= self._sync_at or not self._commit_s):
@@ -465,6 +464,16 @@ class Share(Shown, NotCopyable):
 
     def _use(self) -> threading.RLock:
         return enter(self._using, "the share")
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Hold the lock for a call on the open share."""
+        try:
+            with self._use():
+                self._check_open()
+                yield
+        finally:
+            self._release_if_closed()
 
     def _release_if_closed(self) -> None:
         """A `close` that came in the middle of a call of its thread has left the rest to that call."""
@@ -525,6 +534,20 @@ class Share(Shown, NotCopyable):
         self._observer.abandon()
         self._wait = CommonWait(self._observer)
         self._close_takings()
+
+
+def _wait_s(backoff_s: float, attempt: int) -> float:
+    doubled = min(backoff_s * 2.0 ** min(attempt - 1, 64), max(_MOST_BACKOFF_S, backoff_s))
+    return doubled * random.uniform(1 - _SPREAD, 1 + _SPREAD) if doubled else 0.0
+
+
+def _rest(due: Iterable[float | None], moments: Iterable[int | None], clock: Clock) -> float:
+    """Seconds until something is due: a look, a sync, a record that waits, the end of a lease, or a deadline."""
+    until = [each for each in due if each is not None]
+    now, now_us = monotonic(), clock.moment().boottime_us
+    # One that is past waits for something else: `max_in_hand`.
+    until += [now + (each - now_us) / _US for each in moments if each is not None and each > now_us]
+    return max(0.0, min(until) - now)
 
 
 def _at_least(name: str, given: Duration, least: float) -> float:

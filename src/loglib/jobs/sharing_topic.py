@@ -7,8 +7,10 @@ Threads: safe for all.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..config.arguments import check_names
 from ..errors import GroupNotFoundError
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
     from .directory import ShareDirectory
     from .share import Share, ShareOptions
     from .state import Settings
+    from .transacting import Transactions
 
 
 class SharingTopic(GroupedTopic):
     """An open topic whose shares can be joined: a base of `Topic`."""
+
+    _new_transactions: Callable[[Any], Transactions]  # makes what shares ask of transactions, from the topic's handles
 
     def share(self, name: str, **options: Unpack[ShareOptions]) -> Share:
         """Join a share: many members take, settle and repeat single records. The topic may be open in either mode.
@@ -34,7 +39,8 @@ class SharingTopic(GroupedTopic):
         name for `share_info`. The first member stores the settings, and later ones need not give them: `max_attempts`
         (5) starts of a handler, after which a record is settled as exhausted; `window` (10,000) records of a partition
         that may be begun and not settled; `max_in_hand` (None: any number) records of a partition that may be in hand
-        in all processes together. `ShareMismatchError` if another value is stored.
+        in all processes together; `dead_letter` (None), the path of the topic to which a record is copied that is
+        rejected or exhausted, in the transaction that settles it. `ShareMismatchError` if another value is stored.
 
         `backoff` (0) is the time in seconds before a released record comes again; it doubles with each attempt, and
         varies by 20 %. With a `lease`, in seconds, a record that is not settled by then is taken away from a handler
@@ -80,18 +86,22 @@ class SharingTopic(GroupedTopic):
         return inspect(self._share_directory(name))
 
     def alter_share(
-        self, name: str, *, max_attempts: int | None = None, window: int | None = None, max_in_hand: int | None = None
-    ) -> Settings:
-        """Change settings of a share, also for the present members; returns all of them. 0 as `max_in_hand`: no limit.
+        self, name: str, *, max_attempts: int | None = None, window: int | None = None, max_in_hand: int | None = None,
+        dead_letter: str | os.PathLike[str] | None = None,
+    ) -> Settings:  # fmt: skip
+        """Change settings of a share, also for the present members; returns all of them.
 
-        An argument that is None changes nothing. `GroupNotFoundError` without such a share.
+        0 as `max_in_hand`: no limit. "" as `dead_letter`: no dead letters. An argument that is None changes nothing.
+        `GroupNotFoundError` without such a share.
         """
         from .administration import alter
 
         named = {"max_attempts": max_attempts, "window": window, "max_in_hand": max_in_hand}
-        given: dict[str, int | None] = {key: value for key, value in named.items() if value is not None}
+        given: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
         if max_in_hand == 0:
             given["max_in_hand"] = None
+        if dead_letter is not None:
+            given["dead_letter"] = dead_letter or None
         return alter(self._share_directory(name), given)
 
     def reset_share(self, name: str, start: StartLike) -> dict[int, int]:
@@ -127,5 +137,5 @@ class SharingTopic(GroupedTopic):
         self._handles.check_open()
         return ShareDirectory(
             self._files, self.path, self.log_id, name, lambda: {each.id: each.log for each in self._accesses},
-            self.config.permissions, clock_of(self._clock), self._handles.track,
+            self.config.permissions, clock_of(self._clock), self._handles.track, self._new_transactions(self._handles),
         )  # fmt: skip

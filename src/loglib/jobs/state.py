@@ -10,9 +10,12 @@ no records: what an entry needs to know, it has.
     RENEW     valid with the token of a hand that has a lease
     REAP      of a dead member: valid always; of a lease: valid with the token of a hand whose lease is over by then
     LOST      the records below an offset, or the one there, are gone from the log; those in hand stay in hand
+    PIN       valid with the token of a hand and its member. What is pinned stays in hand, whatever happens to its
+              member and its lease, until another PIN says how the transaction has ended that settles it
     SEAL      the last entry of a generation that counts
 
-A record whose attempts have reached `max_attempts` is settled as exhausted when it is released, reaped or expired.
+A record whose attempts have reached `max_attempts` is settled as exhausted when it is released, reaped or expired. If
+dead letters are written, it is *doomed* instead: a member takes it once more, only to write its dead letter.
 
 Threads: one at a time; the share's lock is held.
 """
@@ -34,7 +37,10 @@ from .entries import (
     DEAD,
     ENTRY,
     ENTRY_BYTES,
+    EXHAUSTED,
     LOST,
+    PIN,
+    PINNED,
     REAP,
     REJECTED,
     RELEASED,
@@ -42,11 +48,13 @@ from .entries import (
     RESET,
     SEAL,
     SETTLE,
+    UNPINNED,
     pair,
     unpair,
 )
 
 _MOST_ATTEMPTS = 0xFFFF  # in a checkpoint
+_IS_PINNED, _IS_DOOMED = 1, 2  # flags of an item
 _CHOICES = 8  # of the free records, so that members choose different ones
 
 
@@ -56,6 +64,8 @@ class Settings(NamedTuple):
     max_attempts: int = 5
     window: int = 10_000  # unsettled records of a partition that may have been begun
     max_in_hand: int = 0  # records of a partition that may be in hand; 0: any number
+    # The path of the topic for dead letters; None: there is none. A generation's file has only whether there is one.
+    dead_letter: str | None = None
 
 
 class Counts(NamedTuple):
@@ -73,6 +83,15 @@ class Free(NamedTuple):
     attempts: int
     until: int  # not before this time since the boot, microseconds; 0: now
     first_begun: int  # seconds UTC
+
+
+class Doomed(NamedTuple):
+    """A record whose attempts are used up, and whose dead letter is not written yet."""
+
+    attempts: int
+    first_begun: int  # seconds UTC
+    member: int  # that had it in hand last
+    how: str = "its worker has died, or its lease was over"
 
 
 class Taken(NamedTuple):
@@ -93,7 +112,7 @@ class Ended(NamedTuple):
 class Hand:
     """Records that were begun together."""
 
-    __slots__ = ("attempt", "begun", "count", "first_begun", "member", "offset", "some", "until")
+    __slots__ = ("attempt", "begun", "count", "doomed", "first_begun", "member", "offset", "pinned", "some", "until")
 
     def __init__(
         self, offset: int, count: int, member: int, until: int, attempt: int, first_begun: int, begun: int
@@ -106,10 +125,21 @@ class Hand:
         self.first_begun = first_begun  # seconds UTC
         self.begun = begun  # seconds UTC
         self.some: set[int] | None = None  # the offsets still in hand; None: all of them
+        self.pinned: set[int] = set()  # the offsets of them that a transaction settles
+        self.doomed: Doomed | None = None  # no handler has it: it is in hand only for its dead letter
 
     def offsets(self) -> Sequence[int]:
         """The offsets still in hand."""
         return range(self.offset, self.offset + self.count) if self.some is None else sorted(self.some)
+
+    def loose(self) -> Sequence[int]:
+        """The offsets in hand that are not pinned."""
+        return [each for each in self.offsets() if each not in self.pinned] if self.pinned else self.offsets()
+
+    def among(self, offset: int, count: int) -> set[int]:
+        """The offsets of these that are in hand."""
+        wanted = range(max(offset, self.offset), min(offset + count, self.offset + self.count))
+        return set(wanted) if self.some is None else self.some.intersection(wanted)
 
     def __len__(self) -> int:
         return self.count if self.some is None else len(self.some)
@@ -125,6 +155,7 @@ class Item(NamedTuple):
     first_begun: int
     begun: int
     attempts: int
+    flags: int = 0
 
 
 class State(NotCopyable):
@@ -141,10 +172,13 @@ class State(NotCopyable):
         self.counts = list(counts)
         self.entries = 0  # that were applied, of this generation
         self.sealed = False
-        self.seal: tuple[int, int, int] | None = None  # outcome, moment and offset of the seal
+        self.seal: tuple[int, int, int, int] | None = None  # outcome, moment, offset and token of the seal
         self.hands: dict[int, Hand] = {}  # by token
         self.in_hand = 0  # records
         self.free: dict[int, Free] = {}  # by offset
+        self.doomed: dict[int, Doomed] = {}  # by offset
+        self.pins: set[int] = set()  # tokens of hands with pinned records
+        self.burials: set[int] = set()  # tokens of hands of this member that are only for a dead letter
         self.mine: set[int] = set()  # the tokens of this member
         self.begun: list[int] = []  # tokens of this member that nobody has asked for
         self.taken: dict[int, Taken] = {}  # by token; taken away from this member
@@ -179,8 +213,10 @@ class State(NotCopyable):
                 self._renew(moment, token)
             elif kind == LOST:
                 self._lose(offset, count, by=token)
+            elif kind == PIN:
+                self._pin(outcome, count, moment, offset, token)
             elif kind == SEAL:
-                self._seal(outcome, moment, offset)
+                self._seal(outcome, moment, offset, token)
             self.entries += 1
             at += ENTRY_BYTES
         return at
@@ -191,10 +227,13 @@ class State(NotCopyable):
         if (most and self.in_hand + count > most) or member in self.gone or not count:
             return
         attempt, first_begun = 1, now
+        doomed = self.doomed.pop(offset, None) if count == 1 else None
         if offset >= self.fresh:
-            if self.in_hand + len(self.free) + count > self.settings.window:
+            if self.unsettled + count > self.settings.window:
                 return
             self.fresh = offset + count
+        elif doomed is not None:
+            attempt, first_begun = doomed.attempts, doomed.first_begun
         else:
             free = self.free.pop(offset, None) if count == 1 else None
             if free is None:
@@ -202,29 +241,25 @@ class State(NotCopyable):
             self._ready.pop(offset, None)
             attempt, first_begun = free.attempts + 1, free.first_begun
         token = pair(self.entries, self.generation)
-        self.hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
+        hand = self.hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
+        hand.doomed = doomed
         self.in_hand += count
         if until:
             heapq.heappush(self._leases, (until, token))
         if member == self.me:
             self.mine.add(token)
-            self.begun.append(token)
+            (self.burials.add if doomed else self.begun.append)(token)
 
     def _settle(self, outcome: int, count: int, until: int, offset: int, token: int) -> None:
         hand = self.hands.get(token)
         if hand is None:
             return
-        if hand.some is None and hand.offset == offset and hand.count == count:
+        if hand.some is None and not hand.pinned and hand.offset == offset and hand.count == count:
             leaving: Sequence[int] = hand.offsets()
             self._drop(token, hand)
         else:
-            if hand.some is None:
-                hand.some = set(hand.offsets())
-            leaving = sorted(hand.some & set(range(offset, offset + count)))
-            hand.some.difference_update(leaving)
-            self.in_hand -= len(leaving)
-            if not hand.some:
-                self._drop(token, hand)
+            leaving = sorted(hand.among(offset, count) - hand.pinned)
+            self._take_out(token, hand, leaving)
         if outcome == ACCEPTED:
             self.counts[0] += len(leaving)
             return
@@ -240,14 +275,36 @@ class State(NotCopyable):
         del self.hands[token]
         self.in_hand -= len(hand)
         self.mine.discard(token)
+        self.pins.discard(token)
+        self.burials.discard(token)
+
+    def _take_out(self, token: int, hand: Hand, leaving: Sequence[int]) -> None:
+        """Take some records out of a hand."""
+        if len(leaving) == len(hand):
+            self._drop(token, hand)
+            return
+        if hand.some is None:
+            hand.some = set(hand.offsets())
+        hand.some.difference_update(leaving)
+        hand.pinned.difference_update(leaving)
+        if not hand.pinned:
+            self.pins.discard(token)
+        self.in_hand -= len(leaving)
 
     def _release(self, offset: int, hand: Hand, until: int, *, counts: bool, how: str) -> None:
         attempts = hand.attempt if counts else hand.attempt - 1
-        if counts and attempts >= self.settings.max_attempts:
-            self.counts[2] += 1
-            self._end(offset, hand, f"exhausted: {how}")
+        if hand.doomed is not None or (counts and attempts >= self.settings.max_attempts):
+            if self.settings.dead_letter is None:
+                self._exhaust(offset, hand, how)
+            else:
+                doomed = hand.doomed or Doomed(attempts, hand.first_begun, hand.member, how)
+                self.doomed[offset] = doomed
             return
         self._set_free(offset, Free(attempts, until, hand.first_begun))
+
+    def _exhaust(self, offset: int, hand: Hand, how: str) -> None:
+        self.counts[2] += 1
+        self._end(offset, hand, f"exhausted: {how}")
 
     def _set_free(self, offset: int, free: Free) -> None:
         self.free[offset] = free
@@ -270,29 +327,64 @@ class State(NotCopyable):
         if outcome == DEAD:
             self.gone.add(moment)
             for each, hand in [found for found in self.hands.items() if found[1].member == moment]:
-                self._take_away(each, hand, "its member was evicted", by=by)
+                self._take_away(each, hand, "its member was evicted", "its worker has died, or was evicted", by=by)
             return
         taken = self.hands.get(token)
         if taken is not None and 0 < taken.until <= moment:
-            self._take_away(token, taken, "its lease was over", by=by)
+            self._take_away(token, taken, "its lease was over", "its lease was over", by=by)
 
-    def _take_away(self, token: int, hand: Hand, why: str, *, by: int) -> None:
-        leaving, is_mine = hand.offsets(), token in self.mine
-        self._drop(token, hand)
+    def _take_away(self, token: int, hand: Hand, why: str, how: str, *, by: int) -> None:
+        leaving, is_mine = hand.loose(), token in self.mine
+        self._take_out(token, hand, leaving)
         if is_mine:
-            self.taken[token] = Taken(why, leaving)
+            self._note_taken(token, why, leaving)
         for each in leaving:
             before = self.counts[2]
-            self._release(each, hand, 0, counts=True, how=why)
+            self._release(each, hand, 0, counts=True, how=how)
             if self.counts[2] > before and self.me and by == self.me != hand.member:
                 self.ended.append(Ended(each, hand.attempt, "exhausted: its member has died, or its lease was over"))
 
+    def _note_taken(self, token: int, why: str, leaving: Sequence[int]) -> None:
+        before = self.taken.get(token)
+        self.taken[token] = Taken(why, leaving if before is None else [*before.offsets, *leaving])
+
+    def _pin(self, outcome: int, count: int, member: int, offset: int, token: int) -> None:
+        hand = self.hands.get(token)
+        if hand is None or hand.member != member:
+            return
+        wanted = hand.among(offset, count)
+        if outcome == PINNED:
+            if len(wanted) == count and wanted.isdisjoint(hand.pinned):
+                hand.pinned |= wanted
+                self.pins.add(token)
+            return
+        leaving = sorted(wanted & hand.pinned)
+        if outcome == UNPINNED:
+            hand.pinned.difference_update(leaving)
+            if not hand.pinned:
+                self.pins.discard(token)
+            return
+        is_mine = token in self.mine
+        self._take_out(token, hand, leaving)
+        if outcome == RELEASED and is_mine:
+            self._note_taken(token, "a transaction that was to settle it was not committed", leaving)
+        for each in leaving:
+            if outcome == ACCEPTED:
+                self.counts[0] += 1
+            elif outcome == REJECTED:
+                self.counts[1] += 1
+                self._end(each, hand, "rejected, with a dead letter")
+            elif outcome == EXHAUSTED:
+                self._exhaust(each, hand, "with a dead letter")
+            else:
+                self._release(each, hand, 0, counts=True, how="its worker has died")
+
     def _lose(self, start: int, count: int, *, by: int) -> None:
-        lost = [start] if count else [each for each in self.free if each < start]
+        lost = [start] if count else [each for each in (*self.free, *self.doomed) if each < start]
         for offset in lost:
-            if offset not in self.free:
+            free = self.free.pop(offset, None) or self.doomed.pop(offset, None)
+            if free is None:
                 continue
-            free = self.free.pop(offset)
             self._ready.pop(offset, None)
             self.counts[3] += 1
             if self.me and by == self.me:
@@ -300,16 +392,20 @@ class State(NotCopyable):
         if not count:
             self.fresh = max(self.fresh, start)
 
-    def _seal(self, outcome: int, moment: int, offset: int) -> None:
-        self.sealed, self.seal = True, (outcome, moment, offset)
+    def _seal(self, outcome: int, moment: int, offset: int, token: int) -> None:
+        self.sealed, self.seal = True, (outcome, moment, offset, token)
         if outcome == ALTERED:
-            self.settings = Settings(*unpair(moment), offset)
+            self.settings = Settings(*unpair(moment), offset, "" if token else None)
+            if not token:
+                self.counts[2] += len(self.doomed)
+                self.doomed.clear()
         elif outcome == RESET:
             for token, hand in list(self.hands.items()):
                 if token in self.mine:
                     self.taken[token] = Taken("the share was reset", hand.offsets())
                 self._drop(token, hand)
             self.free.clear()
+            self.doomed.clear()
             self._ready.clear()
             self.fresh = offset
 
@@ -318,7 +414,7 @@ class State(NotCopyable):
     @property
     def unsettled(self) -> int:
         """The number of records that were begun and are not settled."""
-        return self.in_hand + len(self.free)
+        return self.in_hand + len(self.free) + len(self.doomed)
 
     def ready(self, now_us: int, choice: int) -> int | None:
         """A free record that may be begun now; members with another `choice` get another one, if there are several."""
@@ -369,36 +465,53 @@ class State(NotCopyable):
         return min([each[0][0] for each in (waiting, leases) if each], default=None)
 
     def members(self) -> set[int]:
-        """The members that have records in hand."""
-        return {hand.member for hand in self.hands.values()}
+        """The members that have records in hand which are not pinned."""
+        return {hand.member for hand in self.hands.values() if len(hand) > len(hand.pinned)}
+
+    def pinned(self, token: int, member: int, offset: int, count: int) -> set[int]:
+        """Those of these records that are pinned."""
+        hand = self.hands.get(token)
+        return set() if hand is None or hand.member != member else hand.among(offset, count) & hand.pinned
 
     # --- checkpoints -----------------------------------------------------------------------------------
 
     def items(self) -> Iterator[Item]:
         """The unsettled records, for the checkpoint of the next generation."""
         for token, hand in self.hands.items():
-            attempts = min(hand.attempt, _MOST_ATTEMPTS)
+            attempts, is_doomed = min(hand.attempt, _MOST_ATTEMPTS), _IS_DOOMED if hand.doomed else 0
             for offset in hand.offsets():
-                yield Item(offset, token, hand.until, hand.member, hand.first_begun, hand.begun, attempts)
+                flags = is_doomed | (offset in hand.pinned and _IS_PINNED)
+                yield Item(offset, token, hand.until, hand.member, hand.first_begun, hand.begun, attempts, flags)
+        for offset, each in self.doomed.items():
+            attempts = min(each.attempts, _MOST_ATTEMPTS)
+            yield Item(offset, 0, 0, each.member, each.first_begun, 0, attempts, _IS_DOOMED)
         for offset, free in self.free.items():
             yield Item(offset, 0, free.until, 0, free.first_begun, 0, min(free.attempts, _MOST_ATTEMPTS))
 
     def _restore(self, item: Item) -> None:
+        doomed = Doomed(item.attempts, item.first_begun, item.member) if item.flags & _IS_DOOMED else None
         if not item.token:
+            if doomed is not None:
+                self.doomed[item.offset] = doomed
+                return
             self._set_free(item.offset, Free(item.attempts, item.until, item.first_begun))
             return
         self.in_hand += 1
         hand = self.hands.get(item.token)
         if hand is None:
             hand = Hand(item.offset, 1, item.member, item.until, item.attempts, item.first_begun, item.begun)
+            hand.doomed = doomed
             self.hands[item.token] = hand
             if item.until:
                 heapq.heappush(self._leases, (item.until, item.token))
             if item.member == self.me:
                 self.mine.add(item.token)
-                self.begun.append(item.token)
-            return
-        if hand.some is None:
-            hand.some = set(hand.offsets())
-        hand.some.add(item.offset)
-        hand.count = item.offset + 1 - hand.offset  # items of one token rise
+                (self.burials.add if doomed else self.begun.append)(item.token)
+        else:
+            if hand.some is None:
+                hand.some = set(hand.offsets())
+            hand.some.add(item.offset)
+            hand.count = item.offset + 1 - hand.offset  # items of one token rise
+        if item.flags & _IS_PINNED:
+            hand.pinned.add(item.offset)
+            self.pins.add(item.token)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -21,8 +21,23 @@ from ..format.batch import Batch
 from ..log.log import Log
 from ..system.clock import Clock, Moment
 from ..system.not_copyable import NotCopyable
-from .ack_log import AckLog
-from .entries import ACCEPTED, BEGIN, DEAD, EXPIRED, LOST, MOST_TOGETHER, REAP, RELEASED, RENEW, RETURNED, SETTLE, pair
+from .ack_log import AckLog, Pin
+from .entries import (
+    ACCEPTED,
+    BEGIN,
+    DEAD,
+    EXPIRED,
+    LOST,
+    MOST_TOGETHER,
+    PIN,
+    PINNED,
+    REAP,
+    RELEASED,
+    RENEW,
+    RETURNED,
+    SETTLE,
+    pair,
+)
 from .records import Records
 from .state import Counts, Hand, State
 
@@ -108,18 +123,43 @@ class Taking(NotCopyable):
                     return None
                 self.settle_pending()
                 continue
-            offset, count = found
-            until = moment.boottime_us + lease_us if lease_us else 0
-            member = pair(self._me, min(max(moment.wall_us // 1_000_000, 0), 0xFFFFFFFF))
-            entries = self._encoded(self._pending)
-            entries.append(self.acks.encode(BEGIN, 0, count, moment=member, offset=offset, token=until))
-            self.acks.append(entries)
-            self._confirm(self._look())
+            self._begin(found, moment, lease_us)
             self._choice = 0 if self.acks.state.begun else self._me
-            if self._me in self.acks.state.gone:
-                raise StaleGenerationError(self._share, self._member)
             if lease_us:
                 moment = self._clock.moment()  # this process may have been stopped for longer than a lease
+
+    def _begin(self, found: tuple[int, int], moment: Moment, lease_us: int) -> None:
+        """Say that these records are begun, and look. What is pending is written before."""
+        offset, count = found
+        until = moment.boottime_us + lease_us if lease_us else 0
+        member = pair(self._me, min(max(moment.wall_us // 1_000_000, 0), 0xFFFFFFFF))
+        entries = self._encoded(self._pending)
+        entries.append(self.acks.encode(BEGIN, 0, count, moment=member, offset=offset, token=until))
+        self.acks.append(entries)
+        self._confirm(self._look())
+        if self._me in self.acks.state.gone:
+            raise StaleGenerationError(self._share, self._member)
+
+    def take_doomed(self, moment: Moment, lease_us: int, others: Collection[int]) -> int | None:
+        """Take a record whose dead letter is to be written; returns its token, None if there is none now.
+
+        `others` are tokens for which another thread does this.
+        """
+        state = self._look()
+        while True:
+            mine = [token for token in state.burials - state.pins if token not in others]
+            if mine:
+                return mine[0]
+            if not state.doomed or not state.may_take():
+                return None
+            offset = next(iter(state.doomed))
+            try:
+                self.records.around(offset)
+            except OffsetOutOfRangeError:
+                state = self._lose(state, offset)
+                continue
+            self._begin((offset, 1), moment, lease_us)
+            state = self.acks.state
 
     def _begun(self) -> Begun | None:
         """The records that this member has begun, and not handed out."""
@@ -214,10 +254,7 @@ class Taking(NotCopyable):
 
     def settle(self, what: Settling, reason: str = "") -> None:
         """Settle records now. `FencedJobError` if they are no longer in this hand."""
-        if reason:
-            if len(self._reasons) >= _MOST_REASONS:
-                self._reasons.clear()
-            self._reasons[what.offset] = reason
+        self.note_reason(what.offset, reason)
         self._settle(what)
         if what.token not in self.acks.state.mine:
             self._given.pop(what.token, None)
@@ -236,6 +273,41 @@ class Taking(NotCopyable):
     def _settle_if_held(self, token: int, hand: Hand, outcome: int) -> None:
         with suppress(FencedJobError):  # it was just taken away
             self._settle(Settling(token, hand.offset, hand.count, outcome))
+
+    def in_hand(self, token: int, offset: int, count: int) -> list[int]:
+        """Those of the records that this member may settle, after a look. `FencedJobError` if there is none."""
+        what = Settling(token, offset, count)
+        if not _holds(self._look(), what):
+            raise self._fenced(what)
+        hand = self.acks.state.hands[token]
+        return sorted(hand.among(offset, count) - hand.pinned)
+
+    def pin(self, pins: Sequence[Pin]) -> None:
+        """Pin these records, and see that it counts. Synced. `FencedJobError` if some are no longer in this hand."""
+        state = self._look()
+        while True:
+            left = [each for each in pins if len(state.pinned(*each.records)) < each.size]
+            if not left:
+                break
+            for each in left:
+                what = Settling(each.token, each.offset, each.size)
+                hand = state.hands.get(each.token)
+                if hand is None or len(hand.among(each.offset, each.size) - hand.pinned) < each.size:
+                    raise self._fenced(what)
+            encode = self.acks.encode
+            self.acks.append([
+                encode(PIN, PINNED, each.size, moment=each.member, offset=each.offset, token=each.token)
+                for each in left
+            ])  # fmt: skip
+            state = self._look()
+        self.acks.sync()
+
+    def note_reason(self, offset: int, reason: str) -> None:
+        """Keep the reason until the end of the record is logged."""
+        if reason:
+            if len(self._reasons) >= _MOST_REASONS:
+                self._reasons.clear()
+            self._reasons[offset] = reason
 
     def _encoded(self, settling: list[Settling]) -> list[bytes]:
         encode = self.acks.encode
@@ -259,6 +331,8 @@ class Taking(NotCopyable):
     def _fenced(self, what: Settling) -> FencedJobError:
         taken = self.acks.state.taken.get(what.token)
         by = "it was settled before" if taken is None else taken.why
+        if what.token in self.acks.state.pins:
+            by = "a transaction that is to settle it has not ended yet"
         return FencedJobError(self._share, self.partition, what.offset, what.token, by)
 
     def renew(self, token: int, offset: int, until: int) -> None:
@@ -287,9 +361,9 @@ class Taking(NotCopyable):
             self._look()
 
     def reap_expired(self, moment: Moment) -> None:
-        """Take the records back whose leases are over."""
-        now = moment.boottime_us
-        over = self.acks.state.expired(now)
+        """Take the records back whose leases are over, except those that are pinned."""
+        now, hands = moment.boottime_us, self.acks.state.hands
+        over = [each for each in self.acks.state.expired(now) if len(hands[each]) > len(hands[each].pinned)]
         if over:
             encode = self.acks.encode
             self.acks.append([encode(REAP, EXPIRED, moment=now, offset=self._me, token=token) for token in over])
@@ -341,6 +415,8 @@ def _holds(state: State, what: Settling) -> bool:
     hand = state.hands.get(what.token)
     if hand is None or what.token not in state.mine:
         return False
+    if hand.pinned:
+        return not hand.among(what.offset, what.size) <= hand.pinned
     return hand.some is None or not hand.some.isdisjoint(range(what.offset, what.offset + what.size))
 
 

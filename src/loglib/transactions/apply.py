@@ -1,14 +1,15 @@
 """Apply: appends the records of committed transactions to the logs, in the order of their numbers.
 
 Invariant: only committed manifests are applied, each section once (append/section_writer.py). A transaction is done,
-and so visible, when all its sections and all its commits of groups are applied and durable. The process that applies
-may die at any instant, and another process continues.
+and so visible, when all its sections, commits of groups and records of shares are applied and durable. The process that
+applies may die at any instant, and another process continues.
 
     lock the store          one process applies at a time, for all others that wait
     for each pending number, in order:
         each partition      through a writer of this process, or one made for it; or its owner does it,
                             woken by a notification
         each group          its commits are appended; appending them again changes nothing
+        each share          its records are settled; settling them again changes nothing
         done                the instant of visibility
         release             the writers end their holds
 
@@ -32,26 +33,28 @@ from functools import cache, partial
 from ..append.section_writer import Piece, SectionWriter, apply_section
 from ..append.tail import Txn
 from ..config.policies import TopicConfig
-from ..errors import CommitPendingError, CorruptLogError, LockedError, LogError
+from ..errors import CommitPendingError, CorruptLogError, LockedError, LogClosedError, LogError
 from ..format.header import HEADER_BYTES, Header
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, WatermarkReader
 from ..groups.commit_log import Entries
 from ..groups.directory import GROUPS
 from ..groups.offsets import Offsets
+from ..jobs.ack_log import Pin
 from ..log import catalog, copy_role, topic_file
 from ..log.index import SegmentIndex
 from ..log.log import unfinishable
 from ..log.recovery import Extent, list_segments
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
-from ..system.clock import SYSTEM, monotonic
+from ..system.clock import SYSTEM, clock_of, monotonic
 from ..system.directory import Directory
 from ..system.files import Files
 from ..system.lock import Lock, try_acquire
 from ..system.not_copyable import NotCopyable
 from .fit import Target, store_number
 from .group_commits import parsed
+from .job_commits import settle_in_file
 from .manifest import Manifest, Section
 from .notifications import notify
 from .staging import HEADERS, STAGING, each_header, read_headers, read_section, remove_attempt, sweep
@@ -98,16 +101,19 @@ class Applier(NotCopyable):
         own: Sequence[SectionWriter] = (),
         *,
         own_offsets: Mapping[tuple[str, str], Offsets] | None = None,
+        own_shares: Mapping[tuple[str, str], Callable[[int, Sequence[Pin]], None]] | None = None,
         clock: Callable[[], int] = SYSTEM,
     ) -> None:
         """`own`: writers of this process. The writers in other processes apply to their partitions themselves.
 
         `own_offsets`: commits of this process's groups, by the path of the topic and the name of the group.
+        `own_shares`: what settles records of a partition for this process's members, by topic and share.
         """
         self._files = files
         self._store = store
         self._own = own
         self._own_offsets = own_offsets or {}
+        self._own_shares = own_shares or {}
         self._clock = clock
         self._made: dict[Target, SectionWriter] = {}  # writers of partitions that nobody holds
         self._locked: dict[str, Lock] = {}  # topics of these writers: an opening waits for the lock
@@ -138,8 +144,10 @@ class Applier(NotCopyable):
                         raise pending_for(manifest.number, error) from error
                     logger.warning("%s: transaction %d waits: %s", self._store.path, manifest.number, error)
         finally:
-            self._close()
-            lock.release()
+            try:
+                self._close()
+            finally:  # otherwise whoever keeps the error keeps the lock
+                lock.release()
 
     def _lock(self, deadline: float, wanted: int) -> Lock | None:
         """The lock of the store; None if another process has applied the wanted number."""
@@ -181,6 +189,7 @@ class Applier(NotCopyable):
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP_S)
         self._apply_offsets(manifest)
+        self._settle_jobs(manifest)
         self._store.finish(manifest.number, now=self._clock())
         self._release(manifest)
         self._remove_staging(manifest)
@@ -373,6 +382,23 @@ class Applier(NotCopyable):
             )  # fmt: skip
             with closing(offsets):
                 offsets.append(entries).sync()
+
+    # --- records of shares -----------------------------------------------------------------------------
+
+    def _settle_jobs(self, manifest: Manifest) -> None:
+        """Settle the records of shares, which are pinned. What is settled already stays so."""
+        shares: dict[tuple[str, str, int], list[Pin]] = {}
+        for each in manifest.jobs:
+            topic_path = topic_of(self._store, each.topic, bytes.fromhex(each.log))
+            pin = Pin(each.member, each.token, each.offset, each.size, each.outcome)
+            shares.setdefault((topic_path, each.share, each.partition), []).append(pin)
+        for (topic_path, share, partition), pins in shares.items():
+            own = self._own_shares.get((topic_path, share))
+            if own is not None:
+                with suppress(LogClosedError):
+                    own(partition, pins)
+                    continue
+            settle_in_file(self._files, topic_path, share, partition, pins, clock_of(self._clock))
 
 
 def _find(files: Files, writers: Sequence[SectionWriter], target: Target) -> SectionWriter | None:

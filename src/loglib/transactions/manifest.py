@@ -56,6 +56,30 @@ class GroupCommit(NamedTuple):
         return int(self.entry[1])
 
 
+class JobCommit(NamedTuple):
+    """Records of a share that the transaction settles: consecutive ones in one hand."""
+
+    topic: str  # path of the topic of the share, relative as in a section
+    log: str  # log id of that topic, in hexadecimal digits
+    share: str
+    partition: int
+    member: int
+    token: int
+    offset: int
+    size: int  # records, with consecutive offsets
+    outcome: int  # of the entry in the share's file
+
+    @property
+    def hand(self) -> tuple[str, str, int, int, int]:
+        """Which hand it is."""
+        return self.log, self.share, self.partition, self.member, self.token
+
+    @property
+    def fence(self) -> tuple[str, str, str]:
+        """The name of its fence: one for each member and partition of a share. It is none of a group's partition."""
+        return self.log, f"shares/{self.share}", f"{self.partition}-{self.member:08x}"
+
+
 class Fence(NamedTuple):
     """A partition of a consumer group has a new owner: no lower generation can be committed after it."""
 
@@ -85,6 +109,7 @@ class Manifest(NamedTuple):
     id: int = 0  # drawn at random for each transaction: it names its records in the logs; 0 if there are none
     skip: int = 0  # 0, or above `number`: numbers up to here are never given
     rows: int | None = None  # to be compared with those of a repetition
+    jobs: tuple[JobCommit, ...] = ()
 
     @property
     def last_number(self) -> int:
@@ -94,7 +119,7 @@ class Manifest(NamedTuple):
     @property
     def applies(self) -> bool:
         """True if there is anything to apply. If not, the transaction is done when it is committed."""
-        return bool(self.sections or self.offsets)
+        return bool(self.sections or self.offsets or self.jobs)
 
 
 class AppState(NamedTuple):
@@ -134,6 +159,7 @@ def encode(manifest: Manifest) -> bytes:
         ],
         "offsets": [each._asdict() for each in manifest.offsets],
         "fences": [each._asdict() for each in manifest.fences],
+        **({"jobs": [each._asdict() for each in manifest.jobs]} if manifest.jobs else {}),
         "frames": {"size": len(frames), "crc": f"{crc32c(frames):08x}"},
     }) + frames  # fmt: skip
     return _small(content, "the transaction's manifest")
@@ -196,7 +222,7 @@ def _manifest(number: int, values: dict[str, Any], frames: bytes) -> Manifest:
         _maybe(_text, values["source"]), _whole(values["time"]),
         tuple(map(_section, values["sections"])), tuple(map(_offsets, values["offsets"])),
         tuple(map(_fence, values["fences"])), frames if is_whole else None, int(_text(values["id"]), 16),
-        _count(values["skip"]), _maybe(_whole, values["rows"]),
+        _count(values["skip"]), _maybe(_whole, values["rows"]), tuple(map(_job, values.get("jobs", ()))),
     )  # fmt: skip
     _check(manifest)
     return manifest
@@ -212,6 +238,12 @@ def _section(values: dict[str, Any]) -> Section:
 def _offsets(values: dict[str, Any]) -> GroupCommit:
     topic, group, partition, log = (_text(values[each]) for each in ("topic", "group", "partition", "log"))
     return GroupCommit(topic, group, partition, list(values["entry"]), bytes.fromhex(log).hex())
+
+
+def _job(values: dict[str, Any]) -> JobCommit:
+    topic, log, share = (_text(values[each]) for each in ("topic", "log", "share"))
+    numbers = (_count(values[each]) for each in JobCommit._fields[3:])
+    return JobCommit(topic, bytes.fromhex(log).hex(), share, *numbers)
 
 
 def _fence(values: dict[str, Any]) -> Fence:

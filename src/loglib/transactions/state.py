@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..errors import FencedError, SourceMismatchError, StaleGenerationError
-from .manifest import AppState, Checkpoint, Fence, GroupCommit, Manifest, Section
+from ..errors import FencedError, FencedJobError, SourceMismatchError, StaleGenerationError
+from .manifest import AppState, Checkpoint, Fence, GroupCommit, JobCommit, Manifest, Section
 
 _MOST_FORMER = 1000  # owners that are remembered for each app
 
@@ -28,6 +28,7 @@ class Intent(NamedTuple):
     offsets: tuple[GroupCommit, ...] = ()
     frames: bytes = b""
     rows: int | None = None
+    jobs: tuple[JobCommit, ...] = ()
 
 
 class State:
@@ -77,6 +78,10 @@ class State:
         for each in intent.offsets:
             if each.generation < self.generations.get((each.topic, each.group, each.partition), 0):
                 raise StaleGenerationError(each.group, intent.owner, each.partition)
+        for job in intent.jobs:
+            if job.token < self.generations.get(job.fence, 0):
+                by = "others have taken it back, because its lease was over, or its member was evicted"
+                raise FencedJobError(job.share, job.partition, job.offset, job.token, by)
         return version
 
     def is_owner(self, app: str, owner: str, source: str | None) -> bool:

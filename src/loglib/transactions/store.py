@@ -163,8 +163,9 @@ class Store(NotCopyable):
     def commit(self, intent: Intent, *, now: int) -> Committed:
         """Commit a transaction, once for each version of its app. Synced.
 
-        Its staged files must be synced before. `FencedError`, `SourceMismatchError` or `StaleGenerationError` if
-        it may not be committed; `StorageIOError` if it is in doubt: then call it again, or ask for `last_version`.
+        Its staged files must be synced before. `FencedError`, `SourceMismatchError`, `StaleGenerationError` or
+        `FencedJobError` if it may not be committed; `StorageIOError` if it is in doubt: then call it again, or ask for
+        `last_version`.
         """
         number, version = 0, intent.version
         drawn = int.from_bytes(self.files.random_bytes(8), "little") | 1  # never 0
@@ -176,7 +177,7 @@ class Store(NotCopyable):
             if version is not None:
                 return Manifest(
                     0, intent.app, version, intent.owner, intent.source, now, intent.sections, intent.offsets,
-                    frames=intent.frames, id=drawn, rows=intent.rows,
+                    frames=intent.frames, id=drawn, rows=intent.rows, jobs=intent.jobs,
                 )  # fmt: skip
             number, version = self._state.apps[intent.app].number, wanted.version
             if intent.version is None:
@@ -473,7 +474,7 @@ class Store(NotCopyable):
     def _add(self, manifest: Manifest) -> None:
         if manifest.applies:
             self._pending[manifest.number] = manifest
-        self._after_done.append(manifest._replace(sections=(), frames=b""))
+        self._after_done.append(manifest._replace(sections=(), frames=b"", jobs=()))
         self._state.apply(manifest)
 
     def _advance_and_find_done(self, directory: Directory) -> None:

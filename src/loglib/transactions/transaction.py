@@ -1,4 +1,4 @@
-"""Transaction: records for many partitions of many topics, and commits of groups, all or nothing, once.
+"""Transaction: records for many partitions of many topics, commits of groups, and jobs, all or nothing, once.
 
 Invariant: no record of a transaction is in a log before the commit point, which is one `link` in the store. After the
 commit point this process or another one applies it, whatever happens to this one. For each application (`app`) the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Literal
@@ -24,6 +25,8 @@ from ..format.columns import Columns
 from ..groups import Group, TopicsGroup
 from ..groups.group import PreparedCommit
 from ..groups.offsets import Offsets
+from ..jobs import Job, JobBatch
+from ..jobs.transacting import Keeper, Promise
 from ..log import copy_role
 from ..log.store_pointer import settle
 from ..open_topic import OpenTopic
@@ -34,6 +37,7 @@ from ..system.process import PerProcess
 from .apply import Applier, pending_for, sweep_staging
 from .fit import Target, check_writers, make_fit
 from .group_commits import leave_mark, stored
+from .job_commits import commit_of
 from .manifest import Section
 from .staging import STAGING, Stage, Staged
 from .state import Intent
@@ -71,6 +75,7 @@ class Transaction(NotCopyable):
         self._topics: dict[str, OpenTopic] = {}  # by `_path_of`
         self._paths: dict[tuple[int, int], str] = {}  # by the identity of the directory
         self._groups: list[PreparedCommit] = []
+        self._promises: dict[Keeper, list[Promise]] = {}  # of the members that have the records in hand
         self._keyless: dict[OpenTopic, int] = {}
         self._by_key: set[OpenTopic] = set()  # topics of records whose keys have chosen the partition
         self._over = False
@@ -81,6 +86,7 @@ class Transaction(NotCopyable):
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> Literal[False]:
         if kind is not None:
             self._over = True
+            self._forget(settled=False)
             self._stage.discard()
         else:
             self._commit()
@@ -128,6 +134,25 @@ class Transaction(NotCopyable):
             path = os.path.realpath(group_in.topic_path)
             self._find_store(path, group_in.permissions, group_in.files, group_in.clock)
             self._groups.append(prepared)
+
+    def accept(self, job: Job | JobBatch) -> None:
+        """Accept a job of a share, together with what is appended; it stays in hand until the transaction is over.
+
+        If the transaction is discarded or not committed, the job is in hand as before. The end of the transaction
+        raises `FencedJobError` if the job was taken away, and then commits nothing. `ValueError` for a transaction with
+        a version: a repeated one would settle other jobs than the first time.
+        """
+        self.settle(job._transact())  # noqa: SLF001
+
+    def settle(self, promise: Promise) -> None:
+        """Settle records of a share."""
+        self._promises.setdefault(promise.keeper, []).append(promise)
+        if self._over or self.version is not None:
+            self._forget(settled=False)
+            self._check_open()
+            raise ValueError("a transaction that settles jobs takes the next version: leave version= out")
+        share = promise.keeper.directory
+        self._find_store(os.path.realpath(share.topic_path), share.permissions, share.files, share.clock)
 
     def _add(self, topic: OpenTopic, columns: Columns, partition: int | None) -> None:
         self._check_open()
@@ -189,9 +214,11 @@ class Transaction(NotCopyable):
         committed = False
         try:
             sections = self._stage.sections()
-            if self._store is None or not (sections or self._groups):
+            if self._store is None or not (sections or self._groups or self._promises):
                 return
             intent = self._intent(sections)
+            for keeper, promises in self._promises.items():
+                keeper.pin(promises)
             committed = True  # unless the store refuses it
             number, self.version, self.repeated = self._store.commit(intent, now=self._clock())
         except StorageIOError:  # in doubt
@@ -203,13 +230,31 @@ class Transaction(NotCopyable):
             self._stage.close()
             if not committed:
                 self._stage.discard()
+                self._unpin()
+            if self.version is None:  # not committed, or in doubt
+                self._forget(settled=False)
         if self.repeated:
             self._stage.discard()
         else:
             self.number = number
             for group in self._groups:
                 group.done()
-        self._apply()
+        try:
+            self._apply()
+        finally:
+            self._forget(settled=True)
+
+    def _unpin(self) -> None:
+        """Nothing is committed: the records are in hand as before. Where that cannot be written, they are in doubt."""
+        for keeper, promises in self._promises.items():
+            with suppress(LogError, OSError):
+                keeper.unpin(promises)
+
+    def _forget(self, *, settled: bool) -> None:
+        while self._promises:
+            keeper, promises = self._promises.popitem()
+            for each in promises:
+                keeper.forget(each, settled=settled)
 
     def _intent(self, sections: list[Staged]) -> Intent:
         """The transaction for the store, with its staged records synced. Raises the errors that forbid the commit."""
@@ -243,9 +288,13 @@ class Transaction(NotCopyable):
                 frames_bytes += portion.size_bytes
         commits = [one for group in self._groups for one in stored(group.directory, self._store.path, group.entries)]
         _claim(self._store, self.app, self._owner, self._source, now=self._clock())
+        jobs = [
+            commit_of(self._store, keeper.directory, promise.partition, pin)
+            for keeper, promises in self._promises.items() for promise in promises for pin in promise.pins
+        ]  # fmt: skip
         return Intent(
             app=self.app, version=self.version, owner=self._owner, source=self._source,
-            sections=tuple(listed), offsets=tuple(commits), frames=b"".join(frames),
+            sections=tuple(listed), offsets=tuple(commits), frames=b"".join(frames), jobs=tuple(jobs),
         )  # fmt: skip
 
     def _check_topics(self, targets: list[Target]) -> None:
@@ -269,7 +318,12 @@ class Transaction(NotCopyable):
         own_offsets: dict[tuple[str, str], Offsets] = {
             (each.directory.topic_path, each.directory.name): each.offsets for each in self._groups
         }
-        applier = Applier(self._files, self._store, writers, own_offsets=own_offsets, clock=self._clock)
+        own_shares = {
+            (os.path.realpath(each.directory.topic_path), each.directory.name): each.settle for each in self._promises
+        }
+        applier = Applier(
+            self._files, self._store, writers, own_offsets=own_offsets, own_shares=own_shares, clock=self._clock
+        )
         try:
             applier.run(self._timeout, wanted=self.number or 0)
             sweep_staging(self._store, self._topics, now=self._clock())
@@ -313,7 +367,7 @@ def transaction(
     source: str | None = None,
     timeout: Duration = _TIMEOUT_S,
 ) -> Transaction:
-    """Begin a transaction: appends to any partitions, and commits of groups, that become visible together or never.
+    """Begin a transaction: appends to any partitions, commits of groups, and jobs, visible together or never.
 
         with loglib.transaction(app="etl") as tx:
             tx.append(orders, value, key=key)

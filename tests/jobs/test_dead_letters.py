@@ -1,0 +1,309 @@
+"""jobs/pinning.py, transacting.py: a record that dies has one dead letter, whole, written as it is settled."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dead_letters import died, facts, letters
+from processes import fork, wait
+from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
+
+from conftest import NOW, Clock
+from loglib import Job, LogError, Reject, Share, Topic, testing
+from loglib.errors import FencedJobError, ForkedHandleError, LockedError, ShareMismatchError
+from loglib.jobs import ack_log
+from loglib.jobs.entries import ENTRY_BYTES
+from loglib.log import copy_role
+from loglib.system.clock import SYSTEM
+from loglib.testing import FullDisk
+
+Open = Callable[..., Topic]
+ALL = [b"%d" % number for number in range(RECORDS)]
+
+
+@pytest.fixture
+def dead(tmp_path: Path) -> Path:
+    return tmp_path / "dead"
+
+
+@pytest.fixture
+def topic(open_topic: Open) -> Topic:
+    return with_records(open_topic)
+
+
+def taken_again(share: Share) -> Job | None:
+    """The next job, after another try of what has failed."""
+    share._pinning._try_at = 0.0
+    return share.take(0.0)
+
+
+# --- what is written ------------------------------------------------------------------------------------
+
+
+def test_rejected_record_is_copied_whole_with_the_facts_of_its_death(open_topic: Open, dead: Path) -> None:
+    topic = open_topic(partitions=2)
+    headers = {"own": b"h", "loglib-reason": b"x"}
+    topic.append(b"value", b"key", headers=headers, timestamp=NOW - 5, partition=1, sync=True)
+    (record,) = topic.read()
+    with topic.share("mail", dead_letter=dead, member="ada") as share:
+        (job,) = taken(share, 1)
+        job.reject("no such user")
+        assert job.settled
+    (letter,) = letters(dead)
+    assert (letter.value, letter.key, letter.timestamp) == (b"value", b"key", NOW - 5)
+    assert letter.headers[0] == ("own", b"h") and len(letter.headers) == 9
+    assert facts(letter) == {
+        "origin-topic": topic.name, "origin-partition": "1", "origin-offset": str(record.offset), "share": "mail",
+        "attempts": "1", "reason": "no such user", "member": "ada", "redriven": "0",
+    }  # fmt: skip
+    assert topic.share_info("mail").partitions[1].counts == (0, 1, 0, 0)
+
+
+def test_record_without_a_value_or_a_key_has_a_dead_letter(open_topic: Open, dead: Path) -> None:
+    topic = open_topic()
+    topic.append(None, sync=True)
+    with topic.share("mail", dead_letter=dead) as share:
+        taken(share, 1)[0].reject()
+    (letter,) = letters(dead)
+    assert (letter.value, letter.key, facts(letter)["reason"]) == (None, None, "")
+
+
+def test_record_is_exhausted_with_one_dead_letter_and_the_last_exception(topic: Topic, dead: Path) -> None:
+    with topic.share("mail", dead_letter=dead, max_attempts=2) as share:
+        for job in share.follow(0.0):
+            with job:
+                if job.value in (b"2", b"7"):
+                    raise OSError(f"no route for {job.attempt}")
+                if job.value == b"5":
+                    raise Reject("never")
+    assert [(each.value, facts(each)["reason"], facts(each)["attempts"]) for each in letters(dead)] == [
+        (b"2", "OSError('no route for 2')", "2"), (b"5", "never", "1"), (b"7", "OSError('no route for 2')", "2"),
+    ]  # fmt: skip
+    info = only(topic)
+    assert (info.counts, info.settled_to) == ((RECORDS - 3, 1, 2, 0), info.next_offset)
+
+
+def test_attempts_that_are_given_back_are_no_deaths(topic: Topic, dead: Path) -> None:
+    with topic.share("mail", dead_letter=dead, max_attempts=1) as share:
+        taken(share, 1)[0].release(count=False)
+        assert values(share)[-1:] == ALL[-1:]
+    assert died(dead) == []
+
+
+def test_batch_that_is_rejected_has_a_dead_letter_for_each_record_left_in_it(open_topic: Open, dead: Path) -> None:
+    topic = open_topic()
+    topic.append_many(ALL, partition=0)
+    topic.flush()
+    with topic.share("mail", dead_letter=dead) as share:
+        loop = share.batches(100, timeout=0.0)
+        batch = next(loop)
+        jobs = batch.jobs()
+        jobs[1].accept()
+        jobs[4].reject("alone")
+        batch.reject("the rest")
+    assert died(dead) == [b"4", *(each for each in ALL if each not in (b"1", b"4"))]
+    assert only(topic).counts == (1, RECORDS - 1, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["death", "expiry", "orphan"])
+def test_record_that_kills_its_workers_has_one_dead_letter_from_another_one(
+    topic: Topic, dead: Path, clock: Clock, how: str
+) -> None:
+    lease = 10 if how == "expiry" else None
+    for attempt in (1, 2):
+        share = topic.share("mail", dead_letter=dead, max_attempts=2, lease=lease, member=f"m{attempt}")
+        jobs = [job for job in taken(share, RECORDS if attempt == 1 else 1) if job.value == b"0"]
+        assert [job.attempt for job in jobs] == [attempt]
+        if how == "orphan":
+            del jobs
+            share.close()
+        elif how == "death":
+            die(share)
+        else:
+            clock.advance(timedelta(seconds=11))
+    with topic.share("mail") as other:
+        got = values(other)
+    assert died(dead) == [b"0"] and b"0" not in got and facts(letters(dead)[0])["attempts"] == "2"
+
+
+def test_dead_letter_waits_in_the_state_over_generations(
+    topic: Topic, dead: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else seals the file between the death and its dead letter, and while the record is pinned."""
+    with topic.share("mail", dead_letter=dead, max_attempts=1) as share:
+        taken(share, 1)
+        die(share)
+        with topic.share("mail", member="other") as other:
+            monkeypatch.setattr(ack_log, "_LOG_BYTES", ENTRY_BYTES)
+            before = acks_of(topic)
+            values(other)
+            assert acks_of(topic) != before
+    assert died(dead) == [b"0"]
+
+
+def test_dead_letters_are_of_all_shares_and_make_no_owner(topic: Topic, dead: Path) -> None:
+    for name in ("one", "two"):
+        with topic.share(name, dead_letter=dead) as share, topic.share(name) as other:
+            taken(share, 1)[0].reject(name)
+            taken(other, 1)[0].reject(name)
+    assert [(each.value, facts(each)["share"]) for each in letters(dead)] == [
+        (b"0", "one"), (b"1", "one"), (b"0", "two"), (b"1", "two"),
+    ]  # fmt: skip
+
+
+# --- the setting ----------------------------------------------------------------------------------------
+
+
+def test_topic_for_dead_letters_is_stored_with_the_share_and_moves_with_it(
+    topic: Topic, dead: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with topic.share("mail", dead_letter="dead"):
+        assert topic.share_info("mail").settings.dead_letter == str(dead)
+    for given in (dead, "./dead", os.fsencode("dead").decode()):
+        with topic.share("mail", dead_letter=given), topic.share("mail"):
+            pass
+    for other in (None, "other"):
+        with pytest.raises(ShareMismatchError, match="dead_letter"):
+            topic.share("mail", dead_letter=other)
+    topic.close()
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    Path(topic.path).rename(moved / "topic")
+    with testing.open_topic(moved / "topic", clock=Clock()) as after:
+        assert after.share_info("mail").settings.dead_letter == str(moved / "dead")
+
+
+@pytest.mark.parametrize("wrong", ["", "s3://bucket/dead", 5, b"dead", "topic"])
+def test_topic_for_dead_letters_is_another_one_on_this_machine(
+    topic: Topic, tmp_path: Path, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, TypeError)):
+        topic.share("mail", dead_letter=wrong)
+    assert topic.shares() == []
+
+
+def test_alteration_begins_and_ends_dead_letters_for_present_members(topic: Topic, dead: Path) -> None:
+    with topic.share("mail", max_attempts=1) as share:
+        taken(share, 1)[0].release()
+        assert topic.alter_share("mail", dead_letter=dead).dead_letter == str(dead)
+        taken(share, 1)[0].release()
+        assert topic.alter_share("mail", window=100).dead_letter == str(dead)
+        assert topic.alter_share("mail", dead_letter="").dead_letter is None
+        taken(share, 1)[0].release()
+        taken(share, 1)[0].reject()
+    assert died(dead) == [b"1"] and only(topic).counts == (0, 1, 3, 0)
+
+
+def test_alteration_settles_those_whose_dead_letters_are_due(topic: Topic, dead: Path) -> None:
+    share = topic.share("mail", dead_letter=dead, max_attempts=1)
+    taken(share, 2)
+    die(share)
+    topic.evict_share_member("mail", share.member) if share.member in topic.share_info("mail").members else None
+    with topic.share("mail", member="other") as other:
+        other._look_at_members()
+        assert only(topic).dead_letters_due == 2 and only(topic).settled_to == 0 and only(topic).oldest
+        topic.alter_share("mail", dead_letter="")
+        assert values(other) == ALL[2:]
+    assert died(dead) == [] and only(topic).counts == (RECORDS - 2, 0, 2, 0)
+
+
+def test_without_a_topic_for_dead_letters_all_is_as_before(topic: Topic, dead: Path) -> None:
+    with topic.share("mail", dead_letter=None, max_attempts=1) as share:
+        taken(share, 1)[0].release()
+        taken(share, 1)[0].reject()
+    assert only(topic).counts == (0, 1, 1, 0) and not (Path(topic.path).parent / ".transactions").exists()
+
+
+# --- a topic that cannot be written -----------------------------------------------------------------------
+
+
+def test_full_disk_keeps_the_record_in_hand_and_it_comes_again(open_topic: Open, dead: Path) -> None:
+    with_records(open_topic).close()
+    files = FullDisk(1 << 20)
+    topic = open_topic(files=files, mode="r")
+    with topic.share("mail", dead_letter=dead) as share:
+        (job,) = taken(share, 1)
+        files.room = 0
+        with pytest.raises((LogError, OSError)):
+            job.reject("bad")
+        assert not job.settled and died(dead) == []
+        files.room = 1 << 20
+        job.reject("bad")
+        assert values(share) == ALL[1:]
+    assert died(dead) == [b"0"] and only(topic).counts == (RECORDS - 1, 1, 0, 0)
+
+
+def test_copy_or_a_locked_topic_takes_no_dead_letters_and_says_so(
+    open_topic: Open, topic: Topic, dead: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_topic(dead) as holder, topic.share("mail", dead_letter=dead, max_attempts=1) as share:
+        (job,) = taken(share, 1)  # `holder` has no thread that would answer
+        with pytest.raises(LockedError, match="does not answer"):
+            job.reject()
+        del job
+        with caplog.at_level(logging.WARNING, "loglib"):
+            assert values(share) == ALL[1:], "the others are not delayed"
+        assert "a dead letter, or the end of a transaction, waits" in caplog.text
+        assert only(topic).dead_letters_due + len(only(topic).in_hand) == 1
+        assert only(topic).counts == (RECORDS - 1, 0, 0, 0) and not taken_again(share)
+        holder.close()
+        role = copy_role.Role(copy_role.SUPERSEDED, holder.log_id, "0" * 16, "/other", NOW)
+        (dead / copy_role.NAME).write_bytes(role.encode())
+        assert not taken_again(share)
+        assert "/other" in caplog.text
+        (dead / copy_role.NAME).unlink()
+        assert not taken_again(share)
+    assert died(dead) == [b"0"] and only(topic).counts == (RECORDS - 1, 0, 1, 0)
+
+
+def test_deleted_topic_for_dead_letters_is_made_again(topic: Topic, dead: Path) -> None:
+    import shutil
+
+    with topic.share("mail", dead_letter=dead) as share:
+        taken(share, 1)[0].reject()
+        shutil.rmtree(dead)
+        taken(share, 1)[0].reject()
+    assert died(dead) == [b"1"]
+
+
+def test_record_that_the_log_has_dropped_is_lost_and_has_no_dead_letter(open_topic: Open, dead: Path) -> None:
+    topic = with_records(open_topic, segment_bytes=4096)
+    share = topic.share("mail", dead_letter=dead, max_attempts=1)
+    jobs = taken(share, 2)
+    die(share)
+    topic.append(b"x" * 5000, sync=True)
+    topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
+    with topic.share("mail", member="other") as other:
+        assert values(other) == [b"x" * 5000]
+    assert died(dead) == [] and only(topic).counts.lost == 2 and jobs
+
+
+def test_fenced_job_has_no_dead_letter(topic: Topic, dead: Path) -> None:
+    with topic.share("mail", dead_letter=dead) as share:
+        (job,) = taken(share, 1)
+        topic.evict_share_member("mail", share.member)
+        with pytest.raises(FencedJobError, match="evicted"):
+            job.reject()
+    assert died(dead) == []
+
+
+def test_child_that_is_forked_writes_no_dead_letter(open_topic: Open, dead: Path) -> None:
+    topic = with_records(open_topic, clock=SYSTEM)
+    with topic.share("mail", dead_letter=dead) as share:
+        (job,) = taken(share, 1)
+
+        def in_child() -> None:
+            with pytest.raises(ForkedHandleError):
+                job.reject()
+
+        assert wait(fork(in_child)) == 0 and died(dead) == []
+        job.reject()
+    assert died(dead) == [b"0"]
