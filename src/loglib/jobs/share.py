@@ -430,6 +430,12 @@ class Share(Shown, NotCopyable):
         found = self._next(timeout, 1, self._job)
         return None if found is None else found[1]
 
+    def take_batch(self, max_records: int = 100, timeout: Duration | None = None) -> JobBatch | None:
+        """Like `take`, but up to `max_records` records of a partition together."""
+        check_count("max_records", max_records)
+        found = self._next(timeout, min(max_records, MOST_TOGETHER), self._batch)
+        return None if found is None else found[1]
+
     def run(
         self, handler: Callable[[Job], object], threads: int = 1, *, timeout: Duration | None = None
     ) -> None:  # fmt: skip

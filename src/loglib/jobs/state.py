@@ -464,6 +464,12 @@ class State(NotCopyable):
             heapq.heappop(leases)
         return min([each[0][0] for each in (waiting, leases) if each], default=None)
 
+    def is_unsettled(self, offset: int) -> bool:
+        """True if the record at the offset is not settled."""
+        if offset >= self.fresh or offset in self.free or offset in self.doomed:
+            return True
+        return any(hand.among(offset, 1) for hand in self.hands.values())
+
     def members(self) -> set[int]:
         """The members that have records in hand which are not pinned."""
         return {hand.member for hand in self.hands.values() if len(hand) > len(hand.pinned)}

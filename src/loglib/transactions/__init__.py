@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from ..config.lazy import lazily
 
 if TYPE_CHECKING:  # "as" makes a name public for type checkers
+    from .redriving import RedriveReport as RedriveReport
+    from .redriving import redrive as redrive
     from .transaction import Transaction as Transaction
     from .transaction import expire_apps as expire_apps
     from .transaction import last_version as last_version
@@ -13,6 +15,7 @@ if TYPE_CHECKING:  # "as" makes a name public for type checkers
 __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
+        ".redriving": "RedriveReport redrive",
         ".transaction": "Transaction expire_apps last_version recover_transactions",
     },
 )
