@@ -266,7 +266,7 @@ def _held_by(member: str, each: SharePartition) -> list[int]:
               help="Records of a partition that may be begun and not settled.")  # fmt: skip
 @click.option("--max-in-hand", type=click.IntRange(0, 1 << 32), metavar="N",
               help="Records of a partition that may be in hand; 0: any number.")  # fmt: skip
-@click.option("--dead-letter", metavar="PATH", help="The topic for records that are rejected or exhausted; '' for none.")
+@click.option("--dead-letter", metavar="PATH", help="The topic for records that no worker can handle; '' for none.")
 @dry_run
 @as_json
 def alter(topic: str, name: str, dry_run: bool, as_json: bool, **given: Any) -> None:
