@@ -118,7 +118,7 @@ def test_row_has_the_figures_of_a_topic(tmp_path: Path) -> None:
 def test_troubles_of_a_healthy_place_are_none(tmp_path: Path) -> None:
     place = healthy(tmp_path / "well")
     shown = overview(place)
-    assert [shown.row(name).troubles for name in Topics(place).names()] == [[]]
+    assert [shown.row(name).troubles for name in Topics(place).names()] == [[], []]
 
 
 def test_each_fault_is_a_trouble_with_the_next_command(tmp_path: Path) -> None:

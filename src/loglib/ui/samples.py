@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ..append.stats import TopicStats
 from ..errors import LogError
+from ..groups.grouped_topic import GroupedTopic
 from ..log.lag import total_lag
 from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
@@ -166,7 +167,7 @@ def _add_sample(topic: Topic, series: _Series) -> None:
     if topic.log_id != series.log_id:  # it was replaced
         series.counts, series.log_id, series.last = RecordCounts(), topic.log_id, None
         series.samples.clear()
-    stats = topic.stats()
+    stats = GroupedTopic.stats(topic)  # without those of shares, which shares.py looks at, one by one
     count = NOTHING if series.last is None else series.counts.step(topic, _COUNT_S)  # a person waits for the first
     end = sum(each.high_watermark for each in stats.partitions)
     bytes_per_s = records_per_s = None
