@@ -15,30 +15,29 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import repeat
-from typing import Any, Generic, Literal, NamedTuple, Self, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 from ..config.arguments import Start, check_count, partition_number
 from ..config.quantities import Duration, microseconds, timeout_seconds
 from ..errors import ForkedHandleError, LogClosedError, LogError, OffsetOutOfRangeError
 from ..format.batch import Batch
-from ..format.display import Shown, sized
+from ..format.display import sized
 from ..format.record import Record
 from ..log.lag import Lag
 from ..system.clock import monotonic
-from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from ..system.process import in_child
 from .assignment import STRATEGIES, TopicPartition
 from .commit_log import Commit, Entries, commits_of
 from .delivery import Delivery, Run, Way
 from .directory import GroupDirectory
+from .joined import Joined
 from .members import new_member_name
 from .membership import Listener, Membership
 from .offsets import Offsets
@@ -85,8 +84,10 @@ class PreparedCommit(NamedTuple):
     done: Callable[[], None]  # to be called when the commit is made
 
 
-class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
+class AnyGroup(Joined, Generic[Handed, HandedBatch, Key]):
     """One member of a consumer group, on one topic or on several."""
+
+    _kind = "group"
 
     def __init__(
         self,
@@ -129,28 +130,11 @@ class AnyGroup(Shown, NotCopyable, Generic[Handed, HandedBatch, Key]):
         _in_child.add(self._abandon_in_child)
         self._topics = [track(self._end) for track in directory.track]  # a topic closes itself if nothing refers to it
 
-    def __enter__(self) -> Self:
-        return self
+    def _abandon(self) -> None:
+        self._membership.abandon()
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_left", True):
-            # The locks are released now. Handled records are not committed, because garbage collection may run
-            # in the middle of any operation.
-            self._left = True
-            self._membership.abandon()
-            message = f"group {self.name}, member {self.member}, was not closed"
-            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
-
-    def _facts(self) -> Iterator[tuple[str, object]]:
-        yield "", self.name
-        yield "member", self.member
-        if self._closed is not None:
-            yield "", "closed"
-        else:
-            yield "owning", self.assignment
+    def _holding(self) -> tuple[str, object]:
+        return "owning", self.assignment
 
     def _rows(self) -> Iterator[Sequence[object]]:
         if self._closed is None:

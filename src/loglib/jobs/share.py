@@ -16,10 +16,9 @@ import os
 import random
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Literal, Self, TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 from ..config.arguments import check_count, check_names
 from ..config.quantities import Duration, seconds, timeout_seconds
@@ -31,11 +30,10 @@ from ..errors import (
     StaleGenerationError,
     UnsettledError,
 )
-from ..format.display import Shown
+from ..groups.joined import Joined
 from ..groups.members import new_member_name
 from ..log.lookup import StartLike
 from ..system.clock import Clock, Moment, monotonic
-from ..system.not_copyable import NotCopyable
 from ..system.notify import Observer
 from ..system.process import in_child
 from ..system.reentry import enter, is_mine
@@ -87,8 +85,10 @@ class ShareOptions(TypedDict, total=False):
     commit: Duration
 
 
-class Share(Shown, NotCopyable):
+class Share(Joined):
     """One member of a share. `Topic.share` makes it; it is a context manager, and iterable."""
+
+    _kind = "share"
 
     def __init__(
         self,
@@ -116,7 +116,6 @@ class Share(Shown, NotCopyable):
         self._clock = directory.clock
         self._closed: LogError | None = None
         self._why = ""  # why the share is closed, if its topic was closed
-        self._left = True  # until everything is open
         self._given_up = False  # what is in hand
         self._using = threading.RLock()  # held while a call reads or writes; never while it waits or handles
         self._takings: dict[int, Taking] = {}
@@ -149,28 +148,11 @@ class Share(Shown, NotCopyable):
         _in_child.add(self._abandon_in_child)
         self._topic = directory.track(self._end)  # a topic closes itself if nothing refers to it
 
-    def __enter__(self) -> Self:
-        return self
+    def _abandon(self) -> None:
+        self._file.abandon()
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_left", True):
-            # The lock is released now, and others take the records back. Nothing is written, because garbage
-            # collection may run in the middle of any operation.
-            self._left = True
-            self._file.abandon()
-            message = f"share {self.name}, member {self.member}, was not closed"
-            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
-
-    def _facts(self) -> Iterator[tuple[str, object]]:
-        yield "", self.name
-        yield "member", self.member
-        if self._closed is not None:
-            yield "", "closed"
-        else:
-            yield "in hand", sum(len(each.acks.state.mine) for each in self._takings.values())
+    def _holding(self) -> tuple[str, object]:
+        return "in hand", sum(len(each.acks.state.mine) for each in self._takings.values())
 
     def _rows(self) -> Iterator[Sequence[object]]:
         return iter(()) if self._closed is not None else shown_rows(list(self._takings.values()))
