@@ -53,9 +53,11 @@ class LogError(Exception):
     resume_at: int | None = None
 
     def __str__(self) -> str:
+        losses = [f"{len(each)} buffered records from offset {each.start} of partition {number} were not written"
+                  for number, each in self.lost]  # fmt: skip
         doubts = [f"records in [{each.start}, {each.stop}) of partition {number} are in doubt until it is reopened"
                   for number, each in self.in_doubt]  # fmt: skip
-        return "; ".join([super().__str__(), *map(_loss, self.lost), *doubts])
+        return "; ".join([super().__str__(), *losses, *doubts])
 
     def again(self) -> LogError:
         """Return a copy for another caller, without the records that this error names."""
@@ -80,16 +82,6 @@ def _rebuild(kind: type[LogError], arguments: tuple[Any, ...], facts: dict[str, 
     super(LogError, error).__init__(*arguments)  # `OSError.__init__`, if the class is an OSError
     error.__dict__.update(facts)
     return error
-
-
-def _loss(lost: OffsetRange) -> str:
-    start, count = lost.offsets.start, len(lost.offsets)
-    return f"{count} buffered records from offset {start} of partition {lost.partition} were not written"
-
-
-def printable(text: str) -> str:
-    """Text from a file, made safe for a message: control characters and line breaks are replaced."""
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 @dataclass_transform(eq_default=False)

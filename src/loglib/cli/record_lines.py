@@ -23,9 +23,9 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
-from ..errors import printable
 from ..format.columns import Headers
 from ..format.record import Record
+from ..system.failures import printable
 from .output import json_line, record_facts
 
 FORMS = ("jsonl", "csv", "parquet")  # of `cat` and `append`; the last one is in parquet.py

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..config.arguments import check_names
 from ..config.policies import TopicConfig
-from ..errors import CorruptLogError, LogMovedError, printable
+from ..errors import CorruptLogError, LogMovedError
 from ..format.batch import Source
 from ..format.chain import End
 from ..format.header import HEADER_BYTES as BATCH_HEADER_BYTES
@@ -34,6 +34,7 @@ from ..log.gaps import NAME as GAPS
 from ..log.gaps import parse_gaps
 from ..segment import HEADER_BYTES, Identity, SegmentHeader
 from ..system.clock import monotonic
+from ..system.failures import printable
 from ..system.not_copyable import NotCopyable
 from .frames import ACK, ANSWER, BATCHES, BEAT, ERROR, GAP, PROTOCOL, REQUEST, SEGMENT, STOP, Frame, Link
 from .local_source import SMALL_BATCH_BYTES, whole_batches

@@ -12,9 +12,10 @@ import errno
 from base64 import b64decode, b64encode
 from typing import Any
 
-from ..errors import CorruptLogError, LogError, LogMovedError, OffsetOutOfRangeError, printable
+from ..errors import CorruptLogError, LogError, LogMovedError, OffsetOutOfRangeError
 from ..format.chain import End
 from ..format.watermark import FILE_BYTES, SLOT_BYTES, Mark, encode_new, newest
+from ..system.failures import printable
 
 _MOST_WORDS = 4000
 _FACTS: dict[type[LogError], tuple[str, ...]] = {

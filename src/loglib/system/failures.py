@@ -35,6 +35,11 @@ def told(error: Exception) -> str:
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
 
 
+def printable(text: str) -> str:
+    """Text from a file, made safe for a message: control characters and line breaks are replaced."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
 # --- several errors, and the records that an error names ---------------------------------------------
 
 

@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
-from ..errors import LockedError, printable
+from ..errors import LockedError
 from .directory import Directory
+from .failures import printable
 from .files import Files
 from .not_copyable import NotCopyable
 from .process import finish, fork_lock, in_child
