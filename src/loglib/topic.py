@@ -16,6 +16,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
@@ -583,20 +584,17 @@ def open_topic(
     assembled: ReplicaSet | None = None
     if request is not None and (request.paths or parts.is_member):
         assembled = _assemble(files, absolute, request, log_id, config, now=clock())
-    try:
+    with ExitStack() as opened:
+        if assembled is not None:
+            opened.callback(assembled.close)
         topic = Topic(
             parts, log_id, config, stamp,
             mode=mode, shared=shared, wait=wait, partitioner=function, clock=clock, replicas=assembled,
             background=background,
         )  # fmt: skip
-    except BaseException:
-        if assembled is not None:
-            assembled.close()
-        raise
-    if changed:
-        try:
+        opened.pop_all()
+        opened.callback(topic.close)
+        if changed:
             topic.alter(**cast(Policies, changed))
-        except BaseException:
-            topic.close()
-            raise
+        opened.pop_all()
     return topic
