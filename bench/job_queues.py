@@ -22,13 +22,13 @@ import sqlite3
 import time
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing import get_context
 from threading import Barrier, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from inputs import payload_bytes_of
 from measure import Measurement, cpu_seconds
 from paper_server import started
+from turns import redis_command, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,19 +97,7 @@ def work(directory: Path, options: Options) -> Measurement:
 
 
 def _processes(directory: Path, system: str, workers: int) -> list[Report]:
-    spawn = get_context("spawn")
-    barrier = spawn.Barrier(workers)
-    pipes = [spawn.Pipe(duplex=False) for _ in range(workers)]
-    children = [
-        spawn.Process(target=_be_worker, args=(directory, system, barrier, said), daemon=True) for _, said in pipes
-    ]
-    for child, (_, said) in zip(children, pipes, strict=True):
-        child.start()
-        said.close()  # so that a process that dies is no silence
-    reports: list[Report] = [heard.recv() for heard, _ in pipes]
-    for child in children:
-        child.join()
-    return reports
+    return together(_be_worker, [(directory, system)] * workers)
 
 
 def _be_worker(directory: Path, system: str, barrier: Any, said: Connection) -> None:
@@ -256,7 +244,7 @@ class Stream(Alone):
         self._ask(b"XGROUP", b"CREATE", b"jobs", b"work", b"0", b"MKSTREAM")
         for first in range(0, count, 1000):
             many = min(1000, count - first)
-            self._socket.sendall(_command(b"XADD", b"jobs", b"*", b"v", _VALUE) * many)
+            self._socket.sendall(redis_command(b"XADD", b"jobs", b"*", b"v", _VALUE) * many)
             for _ in range(many):
                 _answer(self._answers)
 
@@ -274,13 +262,8 @@ class Stream(Alone):
         self._socket.close()
 
     def _ask(self, *words: bytes) -> Any:
-        self._socket.sendall(_command(*words))
+        self._socket.sendall(redis_command(*words))
         return _answer(self._answers)
-
-
-def _command(*words: bytes) -> bytes:
-    """A command in the protocol of Redis."""
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
 def _answer(answers: BufferedReader) -> Any:
@@ -304,7 +287,7 @@ def _answers(path: str) -> bool:
     """Whether a server is ready."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        connection.sendall(_command(b"PING"))
+        connection.sendall(redis_command(b"PING"))
         return connection.recv(16).startswith(b"+PONG")
 
 

@@ -19,7 +19,7 @@ import socket
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, cycle
 from multiprocessing import get_context
@@ -128,17 +128,25 @@ Work = Callable[[int, "Appender", "Options", Any, "list[tuple[bytes, bytes]]"], 
 
 def _together(work: Work, processes: int, place: Place, options: Options) -> list[Report]:
     """Let a number of processes work together, each with its own records; returns their reports."""
+    return together(_be_process, [(work, number, place, options) for number in range(processes)])
+
+
+def together(be_process: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What processes report that are started together, one for each of the arguments.
+
+    A process gets its arguments, a barrier for all, and a pipe, into which it sends its report.
+    """
     spawn = get_context("spawn")
-    barrier = spawn.Barrier(processes)
-    pipes = [spawn.Pipe(duplex=False) for _ in range(processes)]
+    barrier = spawn.Barrier(len(arguments))
+    pipes = [spawn.Pipe(duplex=False) for _ in arguments]
     children = [
-        spawn.Process(target=_be_process, args=(work, number, place, options, barrier, said), daemon=True)
-        for number, (_, said) in enumerate(pipes)
+        spawn.Process(target=be_process, args=(*each, barrier, said), daemon=True)
+        for each, (_, said) in zip(arguments, pipes, strict=True)
     ]
     for child, (_, said) in zip(children, pipes, strict=True):
         child.start()
         said.close()  # so that a process that dies is no silence
-    reports: list[Report] = [heard.recv() for heard, _ in pipes]
+    reports = [heard.recv() for heard, _ in pipes]
     for child in children:
         child.join()
         if child.exitcode:
@@ -326,7 +334,7 @@ class Streams:
 
     def append(self, value: bytes, key: bytes) -> None:
         name = self._names[zlib.crc32(key) % len(self._names)]
-        self._commands.append(_command(b"XADD", name, b"*", b"k", key, b"v", value))
+        self._commands.append(redis_command(b"XADD", name, b"*", b"k", key, b"v", value))
         if len(self._commands) >= self._at_once:
             self.flush()
 
@@ -345,7 +353,7 @@ class Streams:
         self._socket.close()
 
 
-def _command(*words: bytes) -> bytes:
+def redis_command(*words: bytes) -> bytes:
     """A command in the protocol of Redis."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
@@ -353,5 +361,5 @@ def _command(*words: bytes) -> bytes:
 def _answers(port: int) -> bool:
     """Whether a server is ready."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-        connection.sendall(_command(b"PING"))
+        connection.sendall(redis_command(b"PING"))
         return connection.recv(16).startswith(b"+PONG")
