@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count, islice
 from pathlib import Path
@@ -164,11 +164,20 @@ def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"loglib.groups.{name}", 0.0)
 
 
+@contextmanager
+def without_coverage() -> Iterator[None]:
+    """A context in which programs are started without coverage, whose modules and locks would be in the way."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in [name for name in os.environ if name.startswith("COV")]:
+            environment.delenv(name)
+        yield
+
+
 @pytest.fixture
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that the test starts run without coverage, whose modules and locks would be in the way."""
-    for name in [name for name in os.environ if name.startswith("COV")]:
-        monkeypatch.delenv(name)
+def unmeasured() -> Iterator[None]:
+    """Programs that the test starts run without coverage."""
+    with without_coverage():
+        yield
 
 
 @pytest.fixture
@@ -349,5 +358,5 @@ __all__ = [
     "MANUAL", "NOW", "QUIET", "ROOT", "SECOND", "SOURCE", "Clock", "UnsyncedFiles", "crash_copy", "fill",
     "last_segment",
     "needs_proc", "needs_root", "offsets_of", "once_each", "open_files", "records_of", "run_python",
-    "start_python", "tree", "values_of", "wait_until_waiting",
+    "start_python", "tree", "values_of", "wait_until_waiting", "without_coverage",
 ]  # fmt: skip

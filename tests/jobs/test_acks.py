@@ -638,10 +638,8 @@ def test_codes_of_entries_are_frozen() -> None:
     )  # fmt: skip
 
 
-def test_change_that_lands_after_a_seal_is_made_again(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another member ends the generation between the look of the operator and the seal."""
-    share = topic.share("mail", member="one")
-    jobs = taken(share, 2)
+def seal_first(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the generation end before the next entry. It does so again when the list is cleared."""
     real, sealed = ack_log.AckLog.append, list[int]()
 
     def append(acks: ack_log.AckLog, written: list[bytes]) -> None:
@@ -651,6 +649,14 @@ def test_change_that_lands_after_a_seal_is_made_again(topic: Topic, monkeypatch:
         real(acks, written)
 
     monkeypatch.setattr(ack_log.AckLog, "append", append)
+    return sealed
+
+
+def test_change_that_lands_after_a_seal_is_made_again(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another member ends the generation between the look of the operator and the seal."""
+    share = topic.share("mail", member="one")
+    jobs = taken(share, 2)
+    sealed = seal_first(monkeypatch)
     topic.alter_share("mail", max_attempts=1)
     sealed.clear()
     assert list(topic.evict_share_member("mail", "one")) == [0]
@@ -668,15 +674,7 @@ def test_lost_entry_that_lands_after_a_seal_is_written_again(topic: Topic, monke
         job.accept()
         topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
         with topic.share("mail") as other:
-            real, sealed = ack_log.AckLog.append, list[int]()
-
-            def append(acks: ack_log.AckLog, written: list[bytes]) -> None:
-                if not sealed:
-                    sealed.append(1)
-                    real(acks, [acks.encode(SEAL)])
-                real(acks, written)
-
-            monkeypatch.setattr(ack_log.AckLog, "append", append)
+            seal_first(monkeypatch)
             assert values(other) == [b"kept"]
             monkeypatch.undo()
 

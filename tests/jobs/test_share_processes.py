@@ -9,12 +9,12 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harm import harmed
 from processes import fork, wait
 from shared_jobs import RECORDS, only, taken, values, with_records
 
@@ -97,32 +97,7 @@ def test_i1_i2_i4_kills_and_stops_at_random_moments(
     def start() -> int:
         return fork(lambda: until_done(path, handled, handle, count))
 
-    running, dead, stopped, left = [start() for _ in range(workers)], set[int](), list[int](), kills
-    while running:
-        for pid in running[:]:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                running.remove(pid)
-                stopped = [each for each in stopped if each != pid]
-                assert status in (0, signal.SIGKILL), f"seed {seed}"
-                if status:
-                    dead.add(pid)
-                    running.append(start())
-        if stopped and draw.random() < 0.5:
-            os.kill(stopped.pop(), signal.SIGCONT)
-        if left and running:
-            left -= 1
-            victim = draw.choice(running)
-            if draw.random() < 0.7:
-                os.kill(victim, signal.SIGKILL)
-                dead.add(victim)
-                stopped = [each for each in stopped if each != victim]
-            elif victim not in stopped:
-                os.kill(victim, signal.SIGSTOP)
-                stopped.append(victim)
-        elif stopped:
-            os.kill(stopped.pop(), signal.SIGCONT)
-        time.sleep(draw.random() * 0.02)  # between two kills, not for anything to happen
+    dead = harmed(start, draw, workers=workers, kills=kills, deadly=0.7, longest_pause_s=0.02)
     handled.check(count, dead=dead)
     with Topic.open(path, mode="r") as topic:
         info = only(topic)

@@ -6,13 +6,13 @@ import collections
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from dead_letters import facts, letters
+from harm import harmed
 from processes import fork, wait
 from shared_jobs import only, with_records
 
@@ -48,29 +48,9 @@ def work(path: Path) -> None:
 def chaos(open_topic: Open, path: Path, seed: int, *, count: int, kills: int) -> None:
     with_records(open_topic, count, clock=SYSTEM).close()
     open_topic(path.parent / "results", clock=SYSTEM).close()
-    draw, workers, left = random.Random(seed), 3, kills
-    running, stopped = [fork(lambda: work(path)) for _ in range(workers)], list[int]()
-    while running:
-        for pid in running[:]:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                running.remove(pid)
-                stopped = [each for each in stopped if each != pid]
-                assert status in (0, signal.SIGKILL), f"seed {seed}"
-                if status:
-                    running.append(fork(lambda: work(path)))
-        if stopped and (not left or draw.random() < 0.5):
-            os.kill(stopped.pop(), signal.SIGCONT)
-        if left and running:
-            left -= 1
-            victim = draw.choice(running)
-            if draw.random() < 0.6:
-                os.kill(victim, signal.SIGKILL)
-                stopped = [each for each in stopped if each != victim]
-            elif victim not in stopped:
-                os.kill(victim, signal.SIGSTOP)
-                stopped.append(victim)
-        time.sleep(draw.random() * 0.05)  # between two kills, not for anything to happen
+    harmed(
+        lambda: fork(lambda: work(path)), random.Random(seed), workers=3, kills=kills, deadly=0.6, longest_pause_s=0.05
+    )  # fmt: skip
     with Topic.open(path, mode="r") as topic, topic.share("mail") as share:
         assert share.take(0.0) is None  # it also finishes what the last ones have left
         info = only(topic)

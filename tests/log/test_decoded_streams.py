@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import duckdb
+import page_views
 import pyarrow as pa
 import pytest
 
@@ -19,13 +20,7 @@ Open = Callable[..., Topic]
 SCHEMA = {"page": "string", "ms": "int64"}
 
 
-@pytest.fixture
-def views(open_topic: Open) -> Topic:
-    topic = open_topic(partitions=2)
-    values = [b'{"page": "/%d", "ms": %d}' % (number % 3, number) for number in range(3000)]
-    topic.append_many(values, keys=[b"user-%d" % (number % 7) for number in range(3000)])
-    topic.flush()
-    return topic
+views = page_views.views
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, None, pa.schema(SCHEMA)], ids=["mapping", "learned", "schema"])

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import duckdb
+import page_views
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -155,13 +156,7 @@ def test_wrong_arguments_are_refused_before_anything_is_read(
 # --- engines -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def views(open_topic: Open) -> Topic:
-    topic = open_topic(partitions=2)
-    values = [b'{"page": "/%d", "ms": %d}' % (number % 3, number) for number in range(3000)]
-    topic.append_many(values, keys=[b"user-%d" % (number % 7) for number in range(3000)])
-    topic.flush()
-    return topic
+views = page_views.views
 
 
 def test_duckdb_takes_a_topic_a_partition_and_a_reader(views: Topic) -> None:

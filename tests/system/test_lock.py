@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from listed_files import Listed
 
 from conftest import needs_proc, needs_root, open_files, settled_files, start_python
 from loglib import CorruptLogError, LockedError
-from loglib.system.files import REAL, Files
+from loglib.system.files import REAL
 from loglib.system.lock import acquire
 from loglib.testing import FaultyFiles, WatchedFiles
 from loglib.testing.watched import Call
@@ -72,13 +73,6 @@ def test_lock_kept_by_a_forked_child_says_so(file: Path) -> None:
     acquire(REAL, str(file.parent), 0o600).release()
 
 
-class Listless(Files):
-    """The real files of a system without a list of locks."""
-
-    def read_proc(self, path: str) -> bytes:
-        raise FileNotFoundError(path)
-
-
 UNNAMED = rf"another process|pid {os.getpid()} \("
 
 
@@ -89,7 +83,7 @@ def test_holder_that_has_not_written_its_name_yet_is_found_in_the_list_of_locks(
     with pytest.raises(LockedError, match=UNNAMED):
         acquire(REAL, str(file.parent), 0o600)
     with pytest.raises(LockedError, match="another process"):
-        acquire(Listless(), str(file.parent), 0o600)
+        acquire(Listed(), str(file.parent), 0o600)
     lock.release()
 
 

@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from listed_files import Listed
 
 from conftest import start_python
-from loglib.system.files import REAL, Files
+from loglib.system.files import REAL
 from loglib.system.lock import acquire, seen_locks
 from loglib.testing import MemoryFiles, RecordingFiles
 
@@ -24,18 +25,6 @@ HOLD = """
 ROOT = "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="the system has no list of locks")
-
-
-class Listed(Files):
-    """The real files, but for the lists of mounts and of locks; None: the list is missing."""
-
-    def __init__(self, mounts: str, locks: str | None) -> None:
-        self.lists = {"/proc/self/mountinfo": mounts, "/proc/locks": locks}
-
-    def read_proc(self, path: str) -> bytes:
-        if (found := self.lists[path]) is None:
-            raise FileNotFoundError(path)
-        return found.encode()
 
 
 def line_of(path: Path, kind: str = "FLOCK", device: str | None = None) -> str:

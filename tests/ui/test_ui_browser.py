@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from monitored import committed, made
 from served_page import Page, serving
 from shared_jobs import die
 
-from conftest import QUIET, last_segment
+from conftest import QUIET, last_segment, without_coverage
 from loglib import Retention, Topic, testing
 
 pytestmark = pytest.mark.slow
@@ -73,11 +72,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(place: Path) -> Iterator[Page]:
-    with pytest.MonkeyPatch.context() as environment:
-        for name in [name for name in os.environ if name.startswith("COV")]:
-            environment.delenv(name)
-        with serving(place) as found:
-            yield found
+    with without_coverage(), serving(place) as found:
+        yield found
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -19,7 +18,7 @@ from commands import Cli, started
 from monitored import committed, made
 from served_page import Page, serving
 
-from conftest import ROOT, last_segment, run_python, tree
+from conftest import ROOT, last_segment, run_python, tree, without_coverage
 from loglib import Topic
 
 cli = commands.cli
@@ -39,11 +38,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(place: Path) -> Iterator[Page]:
     """The page for this directory. The tests share it, and leave the topic unchanged."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name in [name for name in os.environ if name.startswith("COV")]:
-            environment.delenv(name)
-        with serving(place) as found:
-            yield found
+    with without_coverage(), serving(place) as found:
+        yield found
 
 
 FACTS = (
