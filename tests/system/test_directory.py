@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,19 @@ def test_lock_is_let_go_although_a_forked_child_has_a_copy_of_the_directory(tmp_
     with Directory.open(REAL, str(tmp_path)) as opened:
         opened.lock_for_a_moment("nobody", advice="")
         copy = os.dup(opened.fd)
+    with Directory.open(REAL, str(tmp_path)) as another:
+        assert REAL.try_lock(another.fd)
+    os.close(copy)
+
+
+def test_lock_that_an_interrupt_has_kept_from_its_end_goes_with_its_directory(tmp_path: Path) -> None:
+    opened = Directory.open(REAL, str(tmp_path))
+    opened.lock_for_a_moment("nobody", advice="")
+    copy, number = os.dup(opened.fd), opened.fd  # as a child has it that was forked meanwhile
+    del opened
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
     with Directory.open(REAL, str(tmp_path)) as another:
         assert REAL.try_lock(another.fd)
     os.close(copy)

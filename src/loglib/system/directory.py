@@ -14,11 +14,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from ..errors import LockedError
 from .clock import monotonic
 from .files import Files
 from .not_copyable import NotCopyable
+from .process import finish
 from .reentry import refuse
 
 _LOCK_TIMEOUT_S = 30.0  # the work under such a lock takes milliseconds
@@ -37,6 +40,8 @@ class Directory(NotCopyable):
         self.fd = fd
         self._identity = files.identity(fd)
         self._locked = False
+        # What `close` has to do if there may be a flock. After an interrupt that kept `close` away, `__del__` does it.
+        self._to_do: Iterator[tuple[Callable[[int], object], int]] | None = None
 
     @classmethod
     def open(cls, files: Files, path: str) -> Directory:
@@ -56,19 +61,30 @@ class Directory(NotCopyable):
 
     def close(self) -> None:
         """Release its lock and close it. Call it only once."""
-        if self._locked:  # unlocked first: a child that was forked meanwhile has a copy that stays open
+        if self._locked:
             _held.pop(self._identity, None)
-            self.files.unlock(self.fd)
-        self.files.close(self.fd)
+        if self._to_do is None:
+            self.files.close(self.fd)
+        else:
+            finish(self._to_do)
+
+    def __del__(self) -> None:
+        to_do = getattr(self, "_to_do", None)
+        if to_do is not None:
+            with suppress(OSError):  # no caller can get the error
+                finish(to_do)
 
     def lock_for_a_moment(self, holder: str, *, advice: str, shared: bool = False) -> None:
         """Wait for the directory's flock, which `close` releases. With `shared` others may share it.
 
         `LockedError` if another process holds it for 30 s. Its message has `holder` (the possible holder) and `advice`.
         """
+        files = self.files
+        # Unlocked before it is closed: a child that was forked meanwhile has a copy that stays open.
+        self._to_do = iter([(files.unlock, self.fd), (files.close, self.fd)])
         deadline = monotonic() + _LOCK_TIMEOUT_S
         me = os.getpid(), threading.get_ident()
-        while not self.files.try_lock(self.fd, self.path, shared=shared):
+        while not files.try_lock(self.fd, self.path, shared=shared):
             if _held.get(self._identity) == me:
                 refuse(self.path)
             if monotonic() > deadline:
