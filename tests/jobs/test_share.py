@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupts import Interrupter, every_line
 from shared_jobs import RECORDS, die, only, taken, values, with_records
 
 from conftest import NOW, Clock
@@ -25,8 +27,10 @@ from loglib.errors import (
     StaleGenerationError,
     UnsettledError,
 )
+from loglib.format.batch import Batch
 from loglib.jobs.share import _rest
 from loglib.log import copy_role
+from loglib.log.cursor import Cursor
 
 Open = Callable[..., Topic]
 ALL = [b"%d" % number for number in range(RECORDS)]
@@ -855,3 +859,49 @@ def test_records_are_read_again_from_an_earlier_place(topic: Topic) -> None:
         assert values(share) == ALL
         batch = records.fresh(0)
         assert batch is not None and batch.offsets.start == 0
+
+
+def test_interrupt_after_a_block_was_read_loses_no_record(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Cursor.read
+
+    def read_and_interrupt(self: Cursor, limit: int) -> list[Batch]:
+        read(self, limit)
+        raise KeyboardInterrupt
+
+    with topic.share("mail") as share:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Cursor, "read", read_and_interrupt)
+            values(share)
+        assert values(share) == ALL
+
+
+@pytest.mark.slow
+def test_interrupt_of_any_call_loses_no_record(open_topic: Open, path: Path) -> None:
+    """After it the share goes on, in the process: each record is accepted, and only what was in hand comes again."""
+    number = 0
+
+    def once(interrupter: Interrupter) -> bool:
+        nonlocal number
+        number += 1
+        topic = with_records(open_topic, at=path.with_name(f"topic{number}"))
+        handled: list[bytes | None] = []
+
+        def work() -> None:
+            for job in share.follow(0.0):
+                handled.append(job.value)
+                if len(handled) == 1:
+                    job.release()
+
+        with topic.share("mail", max_attempts=1000) as share:
+            was_interrupted = False
+            try:
+                interrupter.run(work)
+            except KeyboardInterrupt:
+                was_interrupted = True
+            work()
+        assert set(handled) == set(ALL), interrupter.where
+        assert only(topic).counts == (RECORDS, 0, 0, 0), interrupter.where
+        topic.close()
+        return was_interrupted
+
+    assert len(list(every_line(once))) > 50

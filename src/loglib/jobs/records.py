@@ -27,8 +27,10 @@ class Records(NotCopyable):
     def __init__(self, log: Log, share: str) -> None:
         self.log = log
         self._share = share
-        self._cursor: Cursor | None = None  # no record between `_asked` and it is missing in `_ahead`
+        self._cursor: Cursor | None = None
         self._asked = 0  # the last offset that was asked for; it falls only if the share is reset
+        # No record between `_asked` and this offset is missing in `_ahead`. An interrupt may leave the cursor after it.
+        self._read_to = 0
         self._ahead: deque[Batch] = deque()  # fresh batches that were read, and not all begun
         self._kept: OrderedDict[int, Batch] = OrderedDict()  # by base offset of what they show
 
@@ -47,6 +49,10 @@ class Records(NotCopyable):
             return None
         return ahead[0]
 
+    def none_before(self, offset: int) -> int:
+        """The offset, or a later one: as was read, there is no record between the two."""
+        return offset if self._ahead or offset < self._asked else max(offset, self._read_to)
+
     def _read(self, offset: int) -> bool:
         """Read the next block; False if there is none."""
         log, end = self.log, self.log.mark().flushed_end
@@ -56,10 +62,11 @@ class Records(NotCopyable):
             return False
         while True:
             cursor = self._cursor
-            if cursor is None or offset > cursor.position + _FAR_BYTES:
+            if cursor is None or cursor.position != self._read_to or offset > cursor.position + _FAR_BYTES:
                 cursor = self._cursor = self._seek(offset)
             batches = cursor.read(end)
             self._ahead.extend(each for each in batches if each.offsets.stop > offset)
+            self._read_to = cursor.position
             if self._ahead or not batches:
                 return bool(self._ahead)
 
@@ -94,6 +101,7 @@ class Records(NotCopyable):
 
     def release(self) -> None:
         """Drop what was read ahead, and close the files; reading opens them again."""
+        self._read_to = 0  # first: an interrupt may come between any two lines
         self._ahead.clear()
         self._kept.clear()
         if self._cursor is not None:
