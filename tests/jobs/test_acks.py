@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
 
 from conftest import NOW, Clock, UnsyncedFiles, crash_copy
 from loglib import CorruptLogError, LogError, LogMovedError, StorageFullError, Topic, UnsupportedFormatError
-from loglib.errors import LockedError, ShareReplacedError
+from loglib.errors import LockedError, ShareFullError, ShareReplacedError
 from loglib.jobs import ack_log, entries, generation
 from loglib.jobs.entries import (
     ACCEPTED,
@@ -25,6 +26,8 @@ from loglib.jobs.entries import (
     ENTRY_BYTES,
     EXPIRED,
     LOST,
+    PASS,
+    PIN,
     REAP,
     REJECTED,
     RELEASED,
@@ -194,7 +197,7 @@ def test_state_is_the_same_after_a_checkpoint_at_any_place(seed: int) -> None:
     split = State(OTHER, 1, 100, settings, Counts())
     for _ in range(200):
         offset = draw.choice([whole.fresh, whole.fresh + 3, draw.randrange(100, 160), *whole.free])
-        kind = draw.choice(["begin", "begin", "settle", "settle", "reap", "lost", "renew"])
+        kind = draw.choice(["begin", "begin", "settle", "settle", "reap", "lost", "pass", "renew"])
         if kind == "begin":
             entry = begin(offset, draw.choice((ME, OTHER, 13)), draw.choice((1, 1, 3)), draw.choice((0, 40)))
         elif kind == "settle":
@@ -205,6 +208,8 @@ def test_state_is_the_same_after_a_checkpoint_at_any_place(seed: int) -> None:
             entry = REAP, EXPIRED, 0, {"moment": 50, "offset": ME, "token": draw.choice([*whole.hands, 0])}
         elif kind == "lost":
             entry = LOST, 0, draw.choice((0, 1, 1)), {"offset": draw.randrange(100, 110), "token": ME}
+        elif kind == "pass":
+            entry = PASS, 0, 0, {"offset": whole.fresh + draw.choice((-2, 0, 3))}
         else:
             entry = RENEW, 0, 0, {"moment": 60, "offset": 0, "token": draw.choice([*whole.hands, 0])}
         written.append(entry)
@@ -605,6 +610,35 @@ def test_lost_records_of_retention_are_settled_and_named(
     assert "that nobody had begun" in caplog.text and "lost: the log no longer has it" in caplog.text
 
 
+def test_nothing_is_lost_where_all_records_were_accepted_before_retention_dropped_them(
+    open_topic: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = with_records(open_topic)
+    with topic.share("mail") as share:
+        assert len(values(share)) == RECORDS
+        topic.partition(0).roll()
+        end = topic.partition(0).high_watermark
+        assert only(topic).next_offset == end
+        topic.partition(0).delete_before(end)
+        topic.append(b"kept", sync=True)
+        with topic.share("mail") as other:
+            assert values(other) == [b"kept"]
+    assert only(topic).counts == (RECORDS + 1, 0, 0, 0) and caplog.text == ""
+
+
+@pytest.mark.parametrize("limits", [{"max_in_hand": 2}, {"window": 2}], ids=["in hand", "window"])
+def test_records_that_a_limit_keeps_back_are_not_passed_over(open_topic: Open, limits: dict[str, int]) -> None:
+    topic = with_records(open_topic)
+    with topic.share("mail", **limits) as share:  # type: ignore[arg-type]
+        jobs = taken(share, 2)
+        with suppress(ShareFullError):
+            assert share.take(0.0) is None
+        for job in jobs:
+            job.accept()
+        assert len(values(share)) == RECORDS - 2
+    assert only(topic).counts.accepted == RECORDS
+
+
 def test_damaged_record_is_raised_and_nothing_is_begun(topic: Topic, path: Path) -> None:
     segment = max((path / "0000").glob("*.log"))
     content = bytearray(segment.read_bytes())
@@ -632,7 +666,7 @@ def test_errors_of_a_disk_are_told_and_the_record_stays_in_hand(open_topic: Open
 
 
 def test_codes_of_entries_are_frozen() -> None:
-    assert (BEGIN, SETTLE, RENEW, REAP, LOST, SEAL) == (1, 2, 3, 4, 5, 7)
+    assert (BEGIN, SETTLE, RENEW, REAP, LOST, PIN, SEAL, PASS) == (1, 2, 3, 4, 5, 6, 7, 8)
     assert (ACCEPTED, RELEASED, RETURNED, REJECTED, DEAD, EXPIRED, entries.PLAIN, entries.ALTERED, RESET) == (
         1, 2, 3, 4, 1, 2, 0, 1, 2,
     )  # fmt: skip

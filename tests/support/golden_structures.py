@@ -153,6 +153,7 @@ ENTRIES_OF_A_SHARE: tuple[tuple[Any, ...], ...] = (
     (entries.REAP, entries.DEAD, 0, 12, 11, 0),
     (entries.REAP, entries.EXPIRED, 0, 9_700_000, 11, entries.pair(4, 1)),
     (entries.LOST, 0, 1, 0, 4096, 11),
+    (entries.PASS, 0, 0, 0, 8192, 0),
     (entries.SEAL, entries.ALTERED, 0, entries.pair(5, 10_000), 0, 0),
 )
 CHECKPOINT_WITH_PINS = CHECKPOINT_OF_A_SHARE._replace(
@@ -195,7 +196,7 @@ def _read_pins(content: bytes) -> tuple[tuple[Any, ...], ...]:
 def _read_entries(content: bytes) -> tuple[tuple[Any, ...], ...]:
     state = State(11, 2, 4099, Settings(), Counts(), CHECKPOINT_OF_A_SHARE.items)
     assert state.apply(content, SHARE.salt(2)) == len(content), "all have their checksums"
-    assert (state.sealed, state.fresh, sorted(state.free)) == (True, 4100, [4098, 4099])
+    assert (state.sealed, state.fresh, sorted(state.free)) == (True, 8192, [4098, 4099])
     return tuple(fields[1:] for fields in entries.ENTRY.iter_unpack(content))
 
 

@@ -10,6 +10,7 @@ no records: what an entry needs to know, it has.
     RENEW     valid with the token of a hand that has a lease
     REAP      of a dead member: valid always; of a lease: valid with the token of a hand whose lease is over by then
     LOST      the records below an offset, or the one there, are gone from the log; those in hand stay in hand
+    PASS      there are no records from `fresh` up to an offset: the batch before ends there
     PIN       valid with the token of a hand and its member. What is pinned stays in hand, whatever happens to its
               member and its lease, until another PIN says how the transaction has ended that settles it
     SEAL      the last entry of a generation that counts
@@ -39,6 +40,7 @@ from .entries import (
     ENTRY_BYTES,
     EXHAUSTED,
     LOST,
+    PASS,
     PIN,
     PINNED,
     REAP,
@@ -213,6 +215,8 @@ class State(NotCopyable):
                 self._renew(moment, token)
             elif kind == LOST:
                 self._lose(offset, count, by=token)
+            elif kind == PASS:
+                self.fresh = max(self.fresh, offset)
             elif kind == PIN:
                 self._pin(outcome, count, moment, offset, token)
             elif kind == SEAL:

@@ -29,6 +29,7 @@ from .entries import (
     EXPIRED,
     LOST,
     MOST_TOGETHER,
+    PASS,
     PIN,
     PINNED,
     REAP,
@@ -119,9 +120,11 @@ class Taking(NotCopyable):
                 return begun
             found = self._candidate(self.acks.state, most, moment)
             if found is None:
-                if not self._pending:
+                entries = [*self._encoded(self._pending), *self._passed(self.acks.state)]
+                if not entries:
                     return None
-                self.settle_pending()
+                self.acks.append(entries)
+                self._confirm(self._look())
                 continue
             self._begin(found, moment, lease_us)
             self._choice = 0 if self.acks.state.begun else self._me
@@ -206,6 +209,14 @@ class Taking(NotCopyable):
                 if offset is None and before == (state.fresh, state.generation):
                     raise
         return None
+
+    def _passed(self, state: State) -> list[bytes]:
+        """What says that there is no record between the last one that was begun and the end of the log.
+
+        Otherwise nobody could tell later if retention has dropped records after that one, or the rest of its batch.
+        """
+        end = self.records.none_before(state.fresh)
+        return [self.acks.encode(PASS, offset=end)] if end > state.fresh else []
 
     def _lose(self, state: State, offset: int | None) -> State:
         """Settle as lost what retention has dropped, or a record in a declared gap."""
