@@ -71,6 +71,34 @@ class Two:
         assert [wait(pid) for pid in self.pids] == [0] * len(self.pids), "a taker failed; its error is above"
 
 
+def test_records_without_a_key_stay_in_the_partition_that_the_process_had_last(path: Path) -> None:
+    """A process that pauses gives its partition up, and takes it again. So its records keep their order."""
+    make(path, partitions=8, flush=MANUAL)
+    with Topic.open(path, shared=True) as topic:
+        for number in range(8):
+            topic.append(b"%d" % number, sync=True)
+            (writer,) = topic._handles.writers
+            wait_until(lambda: writer.is_parked, "the end of its turn")  # noqa: B023
+        topic.append(b"y", partition=(writer.partition + 1) % 8, sync=True)  # it has another one, too
+        wait_until(lambda: all(each.is_parked for each in topic._handles.writers), "the end of its turns")
+        topic.append(b"8", sync=True)
+    found = [each.value for each in records_of(path) if each.partition == writer.partition]
+    assert found == [b"%d" % number for number in range(9)]
+
+
+def test_records_without_a_key_go_elsewhere_while_another_process_has_the_partition(path: Path) -> None:
+    make(path, partitions=2, flush=MANUAL)
+    with Topic.open(path, shared=True) as topic:
+        topic.append(b"0", sync=True)
+        (writer,) = topic._handles.writers
+        wait_until(lambda: writer.is_parked, "the end of its turn")
+        held = lock.acquire(REAL, writer.directory, 0o600)
+        topic.append(b"1", sync=True)
+        held.release()
+    found = {each.value: each.partition == writer.partition for each in records_of(path)}
+    assert found == {b"0": True, b"1": False}
+
+
 # --- segments come and go ---------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 Invariant: a key always goes to the same partition, and so does a record that a producer repeats. Records without a
 key go to the partition of the *sticky* writer until its batch is full, and then to one that is drawn at random. In
-shared mode they go to partitions that this process has, or that no process has.
+shared mode they go to a partition that this process has; else to the one that it had last, or that no process has.
 
 Threads: safe for all. Two threads may draw a sticky writer at the same time; one of the two stays.
 """
@@ -104,13 +104,18 @@ class Placement:
             writers = self.handles.writers
             chosen = writers[_random_below(len(writers))] if writers else None
             if chosen is None or chosen.is_parked:
-                chosen = self._own_any()
+                having = [each for each in writers if not each.is_parked]
+                chosen = having[_random_below(len(having))] if having else self._own_any(sticky)
             sticky = self.sticky = chosen
         return sticky
 
-    def _own_any(self) -> SectionWriter:
-        """In shared mode, take one partition that no other process has; wait for one if none is free."""
-        accesses = sorted(self.accesses, key=lambda _: os.urandom(8))
+    def _own_any(self, last: SectionWriter | None) -> SectionWriter:
+        """In shared mode, take one partition that no other process has; wait for one if none is free.
+
+        The `last` one comes first: the records of a process that writes now and then stay together, in their order.
+        """
+        before = None if last is None else last.partition
+        accesses = sorted(self.accesses, key=lambda each: (each.id != before, os.urandom(8)))
         for access in accesses:
             with suppress(LockedError):
                 return _taken(access, wait=False)
