@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import eventually, first
+from loops import eventually, first, wait_until_freed
 
 from conftest import MANUAL
 from loglib import Topic, aio
@@ -111,8 +111,7 @@ def test_loop_that_ends_leaves_no_open_files_and_is_freed(
         assert open_files() <= before + 2 * len(readers)  # the files that a reader reads
     finally:
         gc.enable()
-    gc.collect()
-    assert [each() for each in loops] == [None] * len(loops)
+    wait_until_freed(*loops)
 
 
 def test_documented_use_runs_in_any_number_of_loops(path: Path) -> None:
@@ -158,8 +157,7 @@ def test_topic_outlives_a_loop_that_was_closed_amid_its_appends(path: Path) -> N
         del tasks, each, loop
         gc.collect()
         assert asyncio.run(more()) == 0
-        gc.collect()
-        assert closed() is None
+        wait_until_freed(closed)
         assert [each.value for each in opened.read()] == [b"of the next loop"]
 
 
@@ -251,8 +249,7 @@ def test_loop_with_a_member_of_a_share_ends_and_leaves_nothing(
             assert open_files() <= before
         finally:
             gc.enable()
-        gc.collect()
-        assert [each() for each in loops] == [None] * len(loops)
+        wait_until_freed(*loops)
         assert threading.active_count() <= threads + 1  # the thread of a loop that was closed at once ends by itself
         if main is not wait_for_a_job:
             job = share.joined.take(30)
