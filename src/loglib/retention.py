@@ -60,6 +60,15 @@ class Hold(NamedTuple):
         return f"group {self.holder} {done}"
 
 
+class ShareHold(Hold):
+    """The first record that a share has not settled: segments that end above it must stay."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"share {self.holder} has settled all records before offset {self.offset}"
+
+
 class ArchiveHold(Hold):
     """The end of what an archive holds safely: segments that end above it must stay."""
 

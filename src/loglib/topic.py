@@ -39,8 +39,7 @@ from .copies.parts import Parts, check_durability, parts_of
 from .errors import ForkedHandleError, LogClosedError, LogError
 from .format.codec import codec_id
 from .format.display import sized
-from .groups.grouped_topic import committed_of
-from .jobs.sharing_topic import SharingTopic
+from .jobs.sharing_topic import SharingTopic, holds_of
 from .log import catalog, topic_file
 from .log.log import Log
 from .log.readable import Readable, Sources
@@ -112,7 +111,7 @@ class Topic(ShownByPartition, Appends, Readable, SharingTopic):
         self._serving = Participant(files, path, self._handles, clock)
         self._retention = RetentionRunner(
             files, path, config, clock_of(clock),
-            shared=self.shared, committed=partial(committed_of, weakref.ref(self)), archives=_floors_of,
+            shared=self.shared, holds_of=partial(holds_of, weakref.ref(self)), archives=_floors_of,
         )  # fmt: skip
         if self.shared:
             turns = Turns(files, path, seconds("wait", wait), config.permissions)

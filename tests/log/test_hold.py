@@ -52,6 +52,48 @@ def test_segment_stays_until_the_group_has_committed_past_it(topic: Topic) -> No
     assert drops(topic.retain()) == [True, False]
 
 
+def test_segment_stays_until_the_share_has_settled_each_record(topic: Topic) -> None:
+    seal(topic, 4)
+    with topic.share("etl", max_attempts=9) as share:
+        assert drops(topic.retain(dry_run=True)) == [False] * 5, "nothing is settled"
+        jobs = [share.take(0.0) for _ in range(3)]
+        assert all(jobs)
+        for job in (jobs[0], jobs[2]):
+            job.accept()  # type: ignore[union-attr]
+        decisions = topic.retain()
+        assert drops(decisions) == [True, False, False, False, False]
+        second = topic.partition(0).segments[0].base_offset
+        assert decisions[1].reason.endswith(f"but share etl has settled all records before offset {second}")
+        jobs[1].release(delay=3600)  # type: ignore[union-attr]
+        assert drops(topic.retain()) == [False] * 4, "it comes again in an hour"
+    topic.reset_share("etl", "end")
+    assert drops(topic.retain()) == [True, True, True, False]
+    assert topic.share_info("etl").partitions[0].counts.lost == 0
+
+
+def test_share_that_has_settled_all_holds_not_even_the_last_segment(topic: Topic) -> None:
+    topic.append_many([b"x"] * 3)
+    topic.flush()
+    topic.partition(0).roll()
+    with topic.share("etl") as share:
+        assert len(list(share.follow(0.0))) == 3
+        assert drops(topic.retain()) == [True, False]
+
+
+def test_slower_one_decides_of_a_group_and_a_share_with_one_name(topic: Topic) -> None:
+    seal(topic, 3)
+    topic.group("etl").close()
+    with topic.share("etl") as share:
+        assert len(list(share.follow(0.0))) == 3
+        assert drops(topic.retain()) == [False] * 4, "the group has no commit"
+        handle(topic, 2)
+        assert drops(topic.retain()) == [True, True, False, False]
+        handle(topic, 1)
+        seal(topic, 1)
+        handle(topic, 1)
+        assert topic.retain(dry_run=True)[-2].held_by == "etl"
+
+
 def test_decisions_name_the_group_that_is_waited_for(topic: Topic) -> None:
     seal(topic, 2)
     first, second, last = topic.retain(dry_run=True)
@@ -153,7 +195,7 @@ def test_group_whose_commits_cannot_be_found_holds_everything(
     (path / "groups").mkdir()
     (path / "groups" / "etl").write_text(json.dumps(content))
     assert drops(topic.retain()) == [False, False]
-    assert "retention waits for group etl: " in caplog.text
+    assert "retention waits for etl: " in caplog.text
 
 
 def test_commits_of_a_topic_that_was_made_again_hold_nothing_back_and_release_nothing(path: Path) -> None:
@@ -185,7 +227,7 @@ def test_pass_over_a_topic_that_nobody_has_any_more_finds_no_commits(path: Path)
     keeper = topic._retention
     del topic
     gc.collect()
-    assert keeper._commits_of("etl") == {}
+    assert keeper._held_by("etl") == {}
 
 
 def test_reader_explains_the_hold(topic: Topic, path: Path) -> None:

@@ -70,7 +70,7 @@ class RetentionRunner(NotCopyable):
     config: TopicConfig
     clock: Clock
     shared: bool  # and open for writing: passes also cover partitions that no process holds
-    committed: Callable[[str], Mapping[int, int]]  # the committed offsets of a group, by partition
+    holds_of: Callable[[str], Mapping[int, Hold]]  # of the group or the share with this name, by partition
     archives: Callable[..., ArchiveHolds]  # `offload.safe_offset.floors_of`: opens the archive that the policy names
 
     def __post_init__(self) -> None:
@@ -296,11 +296,11 @@ class RetentionRunner(NotCopyable):
         return candidates
 
     def _holds(self) -> Callable[[int], Hold | None]:
-        """A function of a partition that returns what the slowest group holds. It reads commits once, when asked."""
-        groups, committed = self.config.retention.hold_for, cache(self._commits_of)
+        """A function of a partition that returns what the slowest reader holds. It reads commits once, when asked."""
+        names, held = self.config.retention.hold_for, cache(self._held_by)
 
         def hold(partition: int) -> Hold | None:
-            holds = [Hold(group, committed(group).get(partition)) for group in groups]
+            holds = [held(name).get(partition, Hold(name, None)) for name in names]
             return min(holds, key=lambda each: -1 if each.offset is None else each.offset, default=None)
 
         return hold
@@ -320,12 +320,12 @@ class RetentionRunner(NotCopyable):
 
         return archived
 
-    def _commits_of(self, group: str) -> Mapping[int, int]:
-        """A group's committed offsets. If they cannot be read, the group holds everything, so that nothing is lost."""
+    def _held_by(self, name: str) -> Mapping[int, Hold]:
+        """The holds of a group or a share. If they cannot be read, it holds everything, so that nothing is lost."""
         try:
-            return self.committed(group)
+            return self.holds_of(name)
         except (LogError, OSError) as error:
-            logger.warning("%s: retention waits for group %s: %s", self.path, group, error)
+            logger.warning("%s: retention waits for %s: %s", self.path, name, error)
             return {}
 
     def _space(self) -> Space:

@@ -115,10 +115,11 @@ class Retention:
     until the next pass. If nothing else frees enough space for `keep_free`, open segments of 64 KiB and more are
     sealed and dropped as well.
 
-    `hold_for` names consumer groups. `age` and `bytes` drop no segment that one of them has not committed past, until
-    the segment is older than `hold_age`, or the partition larger than `hold_bytes`. At least one of these two ceilings
-    must be given, because a group that nobody runs any more would fill the disk. A group without a commit holds
-    everything. `keep_free` drops what is held last.
+    `hold_for` names consumer groups and shares. `age` and `bytes` drop no segment that one of these groups has not
+    committed past, or of which one of these shares has not settled each record, until the segment is older than
+    `hold_age`, or the partition larger than `hold_bytes`. At least one of these two ceilings must be given, because a
+    group that nobody runs any more would fill the disk. A group without a commit holds everything, and so does a name
+    that no group and no share has. `keep_free` drops what is held last.
 
     `archive` is an archive that `loglib.offload.archive` fills, or a place that `loglib.offload.tier` fills, as a path
     from the topic's directory, an absolute one or a URI without credentials. No limit then drops a segment that is not

@@ -8,7 +8,6 @@ Threads: safe for all.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -147,14 +146,11 @@ class GroupedTopic(OpenTopic):
         )  # fmt: skip
 
 
-def committed_of(reference: weakref.ref[GroupedTopic], group: str) -> dict[int, int]:
-    """The commits of a group in this topic, by partition; none if the topic is gone."""
+def committed_of(topic: GroupedTopic, group: str) -> dict[int, int]:
+    """The commits of a group in this topic, by partition."""
     with importing:  # in the background thread
         from .administration import committed
 
-    topic = reference()
-    if topic is None:
-        return {}
     found = committed(topic._group_directory(group))  # noqa: SLF001
     return {each.partition: offset for each, offset in found.items() if each.topic == topic.name}
 

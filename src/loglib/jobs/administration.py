@@ -71,6 +71,16 @@ def inspect(directory: ShareDirectory) -> ShareInfo:
     return ShareInfo(directory.name, directory.settings(), {each.name: each for each in members}, partitions)
 
 
+def settled_to(directory: ShareDirectory) -> dict[int, int]:
+    """For each partition of the share: all records before this offset are settled. `GroupNotFoundError` without it."""
+    directory.require()
+    found = {}
+    for partition in directory.partitions():
+        with closing(directory.acks(partition, 0)) as acks:
+            found[partition] = acks.state.settled_to()
+    return found
+
+
 def figures(directory: ShareDirectory) -> ShareStats:
     """The figures of a share, for monitoring. `GroupNotFoundError` if there is none."""
     info = inspect(directory)
@@ -99,7 +109,7 @@ def _inspected(state: State, names: Mapping[int, str], now_us: int) -> SharePart
     if not blocked_by and state.room() <= 0:
         blocked_by = "window"
     return SharePartition(
-        min([state.fresh, *state.free, *state.doomed, *(each.offset for each in in_hand)]), state.fresh, tuple(in_hand),
+        state.settled_to(), state.fresh, tuple(in_hand),
         len(state.free), waiting, Counts(*state.counts), min(first) * _US if first else None, blocked_by,
         len(state.doomed),
     )  # fmt: skip

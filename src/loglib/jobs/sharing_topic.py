@@ -8,15 +8,18 @@ Threads: safe for all.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..config.arguments import check_names
 from ..errors import GroupNotFoundError
-from ..groups.grouped_topic import GroupedTopic
+from ..groups.grouped_topic import GroupedTopic, committed_of
 from ..log.lookup import StartLike
+from ..retention import Hold, ShareHold
 from ..system.clock import clock_of
+from ..system.process import importing
 
 if TYPE_CHECKING:
     from ..append.stats import ShareStats, TopicStats
@@ -139,3 +142,24 @@ class SharingTopic(GroupedTopic):
             self._files, self.path, self.log_id, name, lambda: {each.id: each.log for each in self._accesses},
             self.config.permissions, clock_of(self._clock), self._handles.track, self._new_transactions(self._handles),
         )  # fmt: skip
+
+
+def holds_of(reference: weakref.ref[SharingTopic], name: str) -> dict[int, Hold]:
+    """The holds of the group and the share with this name, by partition. A missing partition is held whole.
+
+    There are none if the topic is gone.
+    """
+    topic = reference()
+    if topic is None:
+        return {}
+    committed = {partition: Hold(name, offset) for partition, offset in committed_of(topic, name).items()}
+    if name not in topic.shares():
+        return committed
+    with importing:  # in the background thread
+        from .administration import settled_to
+
+    settled = {number: ShareHold(name, offset) for number, offset in settled_to(topic._share_directory(name)).items()}  # noqa: SLF001
+    if name not in topic.groups():
+        return {**settled}
+    both = committed.keys() & settled.keys()
+    return {each: min(committed[each], settled[each], key=lambda hold: hold.offset or 0) for each in both}

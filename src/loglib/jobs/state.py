@@ -468,6 +468,10 @@ class State(NotCopyable):
             heapq.heappop(leases)
         return min([each[0][0] for each in (waiting, leases) if each], default=None)
 
+    def settled_to(self) -> int:
+        """All records before this offset are settled."""
+        return min([self.fresh, *self.free, *self.doomed, *(min(hand.offsets()) for hand in self.hands.values())])
+
     def is_unsettled(self, offset: int) -> bool:
         """True if the record at the offset is not settled."""
         if offset >= self.fresh or offset in self.free or offset in self.doomed:

@@ -211,7 +211,7 @@ class Taking(NotCopyable):
         return None
 
     def _passed(self, state: State) -> list[bytes]:
-        """What says that there is no record between the last one that was begun and the end of the log.
+        """The entry which says that there is no record between the last one that was begun and the end of the log.
 
         Otherwise nobody could tell later if retention has dropped records after that one, or the rest of its batch.
         """
