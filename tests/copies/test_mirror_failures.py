@@ -152,6 +152,40 @@ def test_retention_that_overtakes_between_two_passes(open_topic: OpenTopic, to: 
         assert_same(topic, to)
 
 
+@pytest.mark.parametrize("ends_with", ["the segment", "a batch in it"])
+def test_retention_that_drops_the_last_batch_of_the_copy_while_it_is_compared(
+    open_topic: OpenTopic, to: Path, ends_with: str
+) -> None:
+    """If the next segment says that it follows that batch, the copy goes on there."""
+    topic = open_topic(partitions=1)
+    fill(topic, 2)
+    mirror(topic.path, to)
+    copied = mirror_end(to)
+
+    def roll_and_drop() -> None:
+        if ends_with == "a batch in it":
+            fill(topic, 1)
+        topic.partition(0).roll()
+        fill(topic, 2)
+        topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
+
+    name = f"{topic.path}/0000/{0:020d}.log"
+    files = Meanwhile(lambda call: call.name == "open_read" and call.path == name, roll_and_drop)
+    with Mirror(topic.path, to, files=files) as made:
+        if ends_with == "the segment":
+            made.copy()
+        else:
+            with pytest.raises(OffsetOutOfRangeError):
+                made.copy()
+    assert files.happened
+    if ends_with == "the segment":
+        assert topic.partition(0).log_start_offset == copied
+        mirror(topic.path, to)
+        assert_same(topic, to)
+    else:
+        assert mirror_end(to) == copied
+
+
 def test_retention_that_overtakes_the_making_of_a_copy(open_topic: OpenTopic, to: Path) -> None:
     topic = open_topic(partitions=1)
     fill(topic, 2)

@@ -96,6 +96,15 @@ def test_a_lost_description_and_a_lost_partition_are_met(path: Path, copy: Path,
         scrub.run()
 
 
+def test_progress_of_a_scrub_that_misses_a_partition_ends_with_the_bytes_of_the_others(path: Path, copy: Path) -> None:
+    shutil.rmtree(path / "0001")
+    reports: list[tuple[int, int]] = []
+    with Scrub(path) as scrub:
+        report = scrub.run(progress=lambda done, total: reports.append((done, total)))
+    assert not report.is_whole and [each.path for each in report.found.damage] == [str(path / "0001")]
+    assert reports[-1] == (report.found.bytes, report.found.bytes) and report.found.bytes > 0
+
+
 def test_the_rate_is_kept_and_a_pass_can_be_ended(
     path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,18 @@ def test_notebook_shows_the_first_records_of_a_batch_as_text(path: Path) -> None
     assert "... 1,000 bytes" in table and "and 7 more records" in table and len(table) < 3000
 
 
+@pytest.mark.parametrize(("count", "left_out"), [(5, ""), (6, "and 1 more records")])
+def test_table_of_a_batch_says_how_many_records_are_left_out_if_there_are_any(
+    path: Path, count: int, left_out: str
+) -> None:
+    with Topic.open(path, create=True) as topic:
+        topic.append_many([b"%d" % number for number in range(count)])
+        topic.flush()
+        table = next(topic.batches())._repr_html_()
+    assert "<td>b&#x27;4&#x27;</td>" in table and "<td>b&#x27;5&#x27;</td>" not in table
+    assert re.findall("and .* more records", table) == [left_out] * bool(left_out)
+
+
 def test_notebook_shows_the_partitions_of_a_topic_and_a_chart_of_their_sizes(path: Path) -> None:
     with Topic.open(path, create=True, partitions=3) as topic:
         topic.append_many([b"x" * 100] * 500, partition=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +30,7 @@ from loglib.jobs.ack_log import AckLog
 from loglib.jobs.entries import PIN, PINNED
 from loglib.system.clock import SYSTEM
 from loglib.testing import FaultyFiles
-from loglib.transactions import last_version
+from loglib.transactions import last_version, recover_transactions
 from loglib.transactions.apply import Applier
 
 Open = Callable[..., Topic]
@@ -266,6 +267,20 @@ def test_committed_transaction_is_finished_by_whoever_finds_its_pin(
         with topic.share("mail", member="one") as one, topic.share("mail", member="two") as two:
             assert sorted(values(one) + values(two)) == ALL[1:]
     assert values_of(results) == [b"0"]
+
+
+def test_committed_transaction_of_a_share_whose_files_are_gone_is_finished_without_it(
+    topic: Topic, results: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    share = topic.share("mail")
+    left_pinned(topic, taken(share, 1)[0], results, monkeypatch)
+    die(share)
+    shutil.rmtree(Path(topic.path) / "shares" / "mail")
+    recover_transactions(tmp_path)
+    assert values_of(results) == [b"0"] and topic.shares() == []
+    assert "the share mail was deleted; 1 records of it are not settled" in caplog.text
+    with topic.share("mail") as again:
+        assert values(again) == ALL, "a new share of that name knows nothing of it"
 
 
 def pinned(topic: Topic, monkeypatch: pytest.MonkeyPatch, **options: object) -> list[object]:

@@ -85,6 +85,12 @@ def test_dry_run_writes_nothing_and_says_what_would_be_sent(mail: Path, tmp_path
     assert len(sent(mail)) == 4
 
 
+def test_dry_run_counts_what_a_filter_leaves_out(mail: Path, tmp_path: Path) -> None:
+    report = redrive(tmp_path / "dead", dry_run=True, where=lambda record: record.value in (b"1", b"4"))
+    assert report == RedriveReport(2, {str(mail): 2}, 4, dry_run=True)
+    assert sent(mail) == []
+
+
 def test_record_that_is_no_dead_letter_is_left_out_unless_it_is_told_where_to_go(
     mail: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

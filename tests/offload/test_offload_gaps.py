@@ -126,6 +126,28 @@ def test_a_start_by_time_leaves_out_what_is_earlier_after_an_archived_gap(path: 
         assert since(NOW) == [b"0", b"2", b"early", b"late", b"last"]
 
 
+def test_a_start_by_time_after_an_archived_gap_is_the_end_of_the_archive_if_damage_hides_it(
+    path: Path, to: Path
+) -> None:
+    with testing.open_topic(path, clock=lambda: NOW, **QUIET) as topic:
+        topic.append(b"lost", timestamp=NOW + 50, sync=True)
+        topic.partition(0).roll()
+        end = topic.partition(0).segments[1].base_offset
+    spoil(path / "0000" / f"{0:020d}.log", HEADER_BYTES + 100)
+    repair(path)
+    archive(path, to)
+    with testing.open_topic(path, clock=lambda: NOW, **QUIET) as topic:
+        at = [topic.append(b"%d" % number, timestamp=NOW + 30 + number, sync=True).offset for number in range(3)]
+    assert at[0] == end
+    spoil(path / "0000" / f"{end:020d}.log", HEADER_BYTES + at[1] - end + 100)
+    with Topic.open(path, mode="r") as topic:
+        start = to_datetime(NOW + 32)
+        found = topic.arrow(start, archive=to, on_damage="skip").read_all()
+        assert found["value"].to_pylist() == [b"0", b"2"], "the damaged record may be the first of that time"
+        with pytest.raises(CorruptLogError):
+            topic.arrow(start, archive=to).read_all()
+
+
 def test_a_segment_that_is_lost_still_does_not_hold_retention(path: Path, to: Path) -> None:
     damaged = Damaged(path, 1)
     archive(path, to)

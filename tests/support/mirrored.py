@@ -38,6 +38,10 @@ class Meanwhile(testing.WatchedFiles):
         self._chosen = chosen
         self._happens: Callable[[], object] | None = happens
 
+    @property
+    def happened(self) -> bool:
+        return self._happens is None
+
     def before(self, call: testing.Call) -> None:
         if self._happens is not None and self._chosen(call):
             happens, self._happens = self._happens, None

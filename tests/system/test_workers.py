@@ -6,7 +6,10 @@ Such a process leaves by `os._exit`: the interpreter's exit functions never run 
 from __future__ import annotations
 
 import multiprocessing.util
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -162,6 +165,63 @@ def test_worker_of_the_pool_of_celery_flushes_when_it_ends(ending: str, tmp_path
     """
     run_with_module(program, tmp_path, ending)
     assert values_in(tmp_path) == [[0, 1, 2]] * 3
+
+
+class Closing:
+    """A handle that notes when it is closed, which may fail."""
+
+    def __init__(self, notes: list[object], error: Exception | None = None) -> None:
+        self._notes = notes
+        self._error = error
+
+    def close(self) -> None:
+        self._notes.append("closed")
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.fixture
+def billiard_pool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of billiard's pool, as far as it is used, and no other package with exit functions."""
+    pool = ModuleType("billiard.pool")
+    monkeypatch.setitem(sys.modules, "billiard.pool", pool)
+    monkeypatch.setattr(process, "_POOLS", ())
+    return pool
+
+
+@pytest.mark.parametrize("error", [None, OSError("no disk")])
+def test_worker_of_billiards_pool_ends_after_all_handles_are_closed_once(
+    error: Exception | None, billiard_pool: ModuleType
+) -> None:
+    notes: list[object] = []
+
+    class Worker:
+        def _do_exit(self, pid: int, exitcode: int) -> None:
+            notes.append((self, pid, exitcode))
+
+    billiard_pool.Worker = Worker  # type: ignore[attr-defined]
+    handles = [Closing(notes, error), Closing(notes)]
+    at_exit = process._AtExit()
+    for each in handles:
+        at_exit.add(each.close)
+    worker = Worker()
+    with nullcontext() if error is None else pytest.raises(OSError, match="no disk"):
+        worker._do_exit(7, exitcode=3)
+    assert notes == ["closed", "closed", (worker, 7, 3)]
+
+
+def test_worker_of_a_billiard_that_ends_otherwise_is_left_alone(billiard_pool: ModuleType) -> None:
+    class Worker:
+        pass
+
+    billiard_pool.Worker = Worker  # type: ignore[attr-defined]
+    notes: list[object] = []
+    handle = Closing(notes)
+    at_exit = process._AtExit()
+    at_exit.add(handle.close)
+    assert not hasattr(Worker, "_do_exit")
+    at_exit.end()
+    assert notes == ["closed"]
 
 
 def test_topic_opened_before_multiprocessing_is_imported_is_closed_once(tmp_path: Path) -> None:

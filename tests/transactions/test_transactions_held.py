@@ -21,7 +21,7 @@ from loglib.log.recovery import recover
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
 from loglib.transactions import apply
-from loglib.transactions.store import Store
+from loglib.transactions.store import Store, open_store
 
 Open = Callable[..., Topic]
 
@@ -220,6 +220,26 @@ def test_what_a_dead_process_staged_is_swept_after_a_day(
     with transaction("etl") as tx:
         tx.append(bills, b"x")
     assert list(place.iterdir()) == []
+
+
+def test_stage_of_a_named_attempt_is_removed_when_its_transaction_is_done_or_unknown(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a job of Spark that repeats a version: it has staged in vain, and knows the names."""
+    _, bills = pair
+    place = Path(bills.path, "staging")
+    with dying(monkeypatch, Store, "commit"), transaction("etl") as tx:
+        tx.append(bills, bytes(2 << 20))
+    (unknown,) = place.iterdir()
+    with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
+        tx.append(bills, bytes(2 << 20))
+    (pending,) = set(place.iterdir()) - {unknown}
+    store = open_store(REAL, str(store_of(bills)))
+    for attempts, left in (((), {unknown, pending}), ((unknown.name, pending.name), {pending})):
+        apply.sweep_staging(store, [bills.path], now=time.time_ns() // 1000, attempts=attempts)
+        assert set(place.iterdir()) == left
+    apply.Applier(REAL, store, bills._handles.writers, clock=bills._clock).run(5.0)
+    assert values_of(bills) == [bytes(2 << 20)] and list(place.iterdir()) == []
 
 
 def test_shared_topic_ends_a_hold_that_it_finds(

@@ -6,14 +6,16 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from clock_worlds import HOUR, Machine
 from takers import PATIENCE_S, opened, wait_until
 
-from conftest import MANUAL, QUIET, last_segment, records_of, sound, values_of
+from conftest import MANUAL, QUIET, alter, last_segment, records_of, sound, values_of
 from loglib import LockedError, Retention, Topic, transaction
 from loglib.append.section_writer import SectionWriter
 from loglib.append.turns import Turns
@@ -127,6 +129,37 @@ def test_numbers_that_a_producer_used_elsewhere_are_known_when_the_partition_com
         assert mine.append(b"3", partition=0, producer=("p", 3)).offset > second.offset > first.offset
         mine.flush()
         assert values_of(mine) == [b"1", b"2", b"3"]
+
+
+def test_age_of_a_segment_counts_from_the_first_batch_of_another_process(place: Path) -> None:
+    machine = Machine()
+    clocked: dict[str, Any] = {"wait": PATIENCE_S, "files": UnsyncedFiles(), "clock": machine, "background": False}
+    alter(place, segment_age=timedelta(hours=1))
+    with opened(place, **clocked) as mine, opened(place, **clocked) as theirs:
+        mine.append(b"mine", partition=0, sync=True)
+        mine.partition(0).roll()  # the new segment is empty when this process gives it up
+        theirs.append(b"theirs", partition=0, sync=True)
+        machine.true_us += HOUR * 50 // 60
+        mine.append(b"mine again", partition=0, sync=True)
+        machine.true_us += HOUR * 9 // 60
+        mine._accesses[0].keep_house()
+        assert len(mine.partition(0).segments) == 2
+        machine.true_us += HOUR * 2 // 60
+        mine._accesses[0].keep_house()
+        assert len(mine.partition(0).segments) == 3
+        assert values_of(mine) == [b"mine", b"theirs", b"mine again"]
+
+
+def test_housekeeping_leaves_a_partition_to_the_process_that_has_it(place: Path) -> None:
+    with opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        mine.append(b"mine", partition=0, sync=True)
+        give_up(mine)
+        theirs.append(b"theirs", partition=0)
+        with writer_of(theirs).held():
+            mine._accesses[0].keep_house()
+            assert writer_of(mine).is_parked and not writer_of(theirs).is_parked
+        mine.append(b"mine again", partition=0, sync=True)  # raises what housekeeping has met
+        assert values_of(mine) == [b"mine", b"theirs", b"mine again"]
 
 
 def test_transaction_that_another_process_has_left_is_ended_by_who_takes_the_partition(place: Path) -> None:
