@@ -8,15 +8,16 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import spoil
 from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
 
-from conftest import NOW, Clock, UnsyncedFiles, crash_copy
-from loglib import CorruptLogError, LogError, LogMovedError, StorageFullError, Topic, UnsupportedFormatError
+from conftest import NOW, Clock, UnsyncedFiles, crash_copy, open_files
+from loglib import CorruptLogError, LogError, LogMovedError, StorageFullError, Topic, UnsupportedFormatError, repair
 from loglib.errors import LockedError, ShareFullError, ShareReplacedError
 from loglib.jobs import ack_log, entries, generation
 from loglib.jobs.entries import (
@@ -28,6 +29,7 @@ from loglib.jobs.entries import (
     LOST,
     PASS,
     PIN,
+    PINNED,
     REAP,
     REJECTED,
     RELEASED,
@@ -36,6 +38,7 @@ from loglib.jobs.entries import (
     RETURNED,
     SEAL,
     SETTLE,
+    UNPINNED,
     encode,
     pair,
 )
@@ -151,6 +154,35 @@ def test_lease_is_reaped_only_when_it_is_over_and_not_after_it_was_renewed() -> 
     assert state_after(begin(100, until=10), settle(0, 100)).next_moment() is None
 
 
+def pin(outcome: int, offset: int, count: int = 1, number: int = 0) -> tuple[Any, ...]:
+    return PIN, outcome, count, {"moment": ME, "offset": offset, "token": token(number)}
+
+
+def test_pin_of_records_that_are_pinned_or_not_in_this_hand_is_void() -> None:
+    of_another = PIN, PINNED, 1, {"moment": OTHER, "offset": 100, "token": token(0)}
+    void = [pin(PINNED, 100, 2), pin(PINNED, 102, 2), pin(PINNED, 100, number=5), of_another]
+    state = state_after(begin(100, count=3), pin(PINNED, 101), *void)
+    assert state.hands[token(0)].pinned == {101} and state.pins == {token(0)}
+
+
+def test_hand_is_pinned_until_its_last_pin_has_ended() -> None:
+    pins = [begin(100, count=3), pin(PINNED, 100), pin(PINNED, 102)]
+    state = state_after(*pins, pin(UNPINNED, 100))
+    assert (state.hands[token(0)].pinned, state.pins) == ({102}, {token(0)})
+    state = state_after(*pins, pin(UNPINNED, 100), pin(UNPINNED, 102))
+    assert (state.hands[token(0)].pinned, state.pins, state.in_hand) == (set(), set(), 3)
+
+
+def test_time_of_a_record_that_waited_and_is_gone_is_forgotten() -> None:
+    waits = [begin(100), settle(0, 100, RELEASED, until=9)]
+    state = state_after(*waits)
+    assert state.next_moment() == 9
+    state = state_after(*waits, (LOST, 0, 1, {"offset": 100, "token": ME}))
+    assert state.is_timed and (state.ready(9, 0), state.is_timed) == (None, False)
+    state = state_after(*waits, (LOST, 0, 1, {"offset": 100, "token": ME}))
+    assert (state.next_moment(), state.is_timed) == (None, False)
+
+
 def test_window_and_most_in_hand_are_part_of_the_rules() -> None:
     small = Settings(window=2, max_in_hand=2)
     state = state_after(begin(100), settle(0, 100, RELEASED), begin(101), begin(102), settings=small)
@@ -169,7 +201,7 @@ def test_lost_records_are_counted_and_hands_stay() -> None:
 
 def test_nothing_counts_after_a_seal_and_unknown_kinds_do_nothing() -> None:
     state = State(ME, 1, 100, Settings(), Counts())
-    block = encode(SALT, 6) + encode(SALT, SEAL) + encode(SALT, *begin(100)[:3], **begin(100)[3])
+    block = encode(SALT, 99) + encode(SALT, SEAL) + encode(SALT, *begin(100)[:3], **begin(100)[3])
     assert (state.apply(block, SALT), state.sealed, state.fresh) == (64, True, 100)
     state = state_after(begin(100), begin(101, OTHER), (SEAL, RESET, 0, {"offset": 7}))
     assert (state.fresh, state.hands, list(state.taken), state.in_hand) == (7, {}, [token(0)], 0)
@@ -281,6 +313,11 @@ def test_checkpoint_of_another_boot_waits_for_the_rest_and_has_no_lease() -> Non
     assert (waits.until, in_hand.until) == (100 + 500_000, 1)
     for lead, rest in ((10**12, 0), (-(10**12), 2_000_000)):  # the wall clock was set
         assert CHECKPOINT.rebased(Moment(NOW + lead, 100, bytes(16))).items[0].until == 100 + rest
+
+
+def test_free_record_that_need_not_wait_is_free_after_a_restart() -> None:
+    free = CHECKPOINT._replace(items=(ITEMS[0]._replace(until=0),))
+    assert free.rebased(Moment(NOW, 100, bytes(16))).items[0].until == 0
 
 
 def test_i7_the_file_stays_small_and_has_a_checkpoint_of_what_is_unsettled(open_topic: Open) -> None:
@@ -796,3 +833,55 @@ def test_generation_that_ended_while_it_was_opened_is_left(topic: Topic, monkeyp
     monkeypatch.setattr(ack_log.AckLog, "_newest", lambda acks: listed.pop() if listed else real(acks))
     with topic.share("mail") as share:
         assert share._takings[0].acks.state.settings.window == 77
+
+
+def test_file_of_a_share_is_closed_once(topic: Topic, path: Path) -> None:
+    """A second `close` closes no file that has got the same number meanwhile."""
+    with topic.share("mail"):
+        pass
+    before = open_files()
+    acks = topic._share_directory("mail").acks(0, 0)
+    assert len(open_files()) == len(before) + 2
+    acks.close()
+    others = [os.open(path / "topic.json", os.O_RDONLY) for _ in range(2)]
+    acks.close()
+    for each in others:
+        os.close(each)
+    assert open_files() == before
+
+
+def test_log_that_ends_before_what_others_have_begun_is_refused(topic: Topic) -> None:
+    """An older log was put in the place of one whose later records another member has passed over."""
+    with topic.share("mail") as share:
+        values(share)
+        end = topic.partition(0).high_watermark
+        with closing(topic._share_directory("mail").acks(0, OTHER)) as acks:
+            acks.append([acks.encode(PASS, offset=end + 4096)])
+        with pytest.raises(ShareReplacedError, match=f"the log ends at offset {end}"):
+            share.take(0.0)
+
+
+def test_member_far_behind_reads_past_the_records_of_others(
+    open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loglib.log.cursor.BLOCK_BYTES", 256)
+    topic = open_topic()
+    for number in range(40):
+        topic.append(b"%d" % number, sync=True)
+    with topic.share("mail") as slow, topic.share("mail") as quick:
+        jobs = taken(slow, 1) + taken(quick, 30)
+        assert [job.value for job in taken(slow, 2)] == [b"31", b"32"] and len(jobs) == 31
+
+
+def test_released_record_in_a_declared_gap_is_lost_and_the_next_ones_come(open_topic: Open, path: Path) -> None:
+    with with_records(open_topic) as topic:
+        with topic.share("mail") as share:
+            taken(share, 1)[0].release()
+        topic.partition(0).roll()
+        topic.append(b"kept", sync=True)
+    spoil(path / "0000" / f"{0:020}.log", 4096 + 80)
+    repair(path)
+    reading = open_topic(mode="r")
+    with reading.share("mail") as share:
+        assert values(share) == [b"kept"]
+    assert only(reading).counts == (1, 0, 0, 1)

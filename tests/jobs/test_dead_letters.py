@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,14 +15,21 @@ from dead_letters import died, facts, letters
 from processes import fork, wait
 from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
 
-from conftest import NOW, Clock
-from loglib import Job, LogError, Reject, Share, Topic, testing
-from loglib.errors import FencedJobError, ForkedHandleError, LockedError, ShareMismatchError
+from conftest import NOW, Clock, UnsyncedFiles
+from loglib import CommitPendingError, CorruptLogError, Job, LogError, Reject, Share, Topic, testing
+from loglib.errors import (
+    FencedJobError,
+    ForkedHandleError,
+    LockedError,
+    ShareMismatchError,
+    StaleGenerationError,
+)
 from loglib.jobs import ack_log
 from loglib.jobs.entries import ENTRY_BYTES
 from loglib.log import copy_role
 from loglib.system.clock import SYSTEM
-from loglib.testing import FullDisk
+from loglib.testing import Call, FullDisk, WatchedFiles
+from loglib.transactions.apply import Applier
 
 Open = Callable[..., Topic]
 ALL = [b"%d" % number for number in range(RECORDS)]
@@ -306,4 +314,112 @@ def test_child_that_is_forked_writes_no_dead_letter(open_topic: Open, dead: Path
 
         assert wait(fork(in_child)) == 0 and died(dead) == []
         job.reject()
+    assert died(dead) == [b"0"]
+
+
+def test_record_that_is_rejected_after_dead_letters_were_switched_off_has_none(topic: Topic, dead: Path) -> None:
+    with topic.share("mail", dead_letter=dead) as share:
+        (job,) = taken(share, 1)
+        topic.alter_share("mail", dead_letter="")
+        job.reject("too late")
+    assert died(dead) == [] and only(topic).counts == (0, 1, 0, 0)
+
+
+def test_dead_letter_that_is_under_way_ends_with_the_alteration(topic: Topic, dead: Path) -> None:
+    """It could not be written, so its record is in the hand of a member that tries again."""
+    share = topic.share("mail", dead_letter=dead, max_attempts=1)
+    taken(share, 1)
+    die(share)
+    dead.write_bytes(b"no topic")
+    with topic.share("mail", member="other") as other:
+        assert values(other) == ALL[1:] and len(only(topic).in_hand) == 1
+        topic.alter_share("mail", dead_letter="")
+        assert not taken_again(other)
+        assert only(topic).in_hand == ()
+    assert only(topic).counts == (RECORDS - 1, 0, 1, 0)
+
+
+def test_missing_settings_are_named_and_the_record_stays_in_hand(topic: Topic, dead: Path) -> None:
+    with topic.share("mail", dead_letter=dead) as share:
+        (job,) = taken(share, 1)
+        settings = Path(topic.path) / "shares" / "mail" / "share.json"
+        content = settings.read_bytes()
+        settings.unlink()
+        with pytest.raises(CorruptLogError, match="no file"):
+            job.reject()
+        settings.write_bytes(content)
+        assert not job.settled
+        job.reject()
+    assert died(dead) == [b"0"]
+
+
+def test_dead_letter_that_is_committed_and_not_visible_is_made_so_later(
+    topic: Topic, dead: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with topic.share("mail", dead_letter=dead) as share:
+        (job,) = taken(share, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Applier, "run", lambda *_, **__: (_ for _ in ()).throw(CommitPendingError(1, "the test")))
+            job.reject("bad")
+        assert job.settled and died(dead) == [] and len(only(topic).in_hand) == 1
+        assert "a dead letter is committed, and not visible yet" in caplog.text
+        assert values(share) == ALL[1:]
+    assert died(dead) == [b"0"] and only(topic).counts == (RECORDS - 1, 1, 0, 0)
+
+
+def test_member_that_is_evicted_while_it_takes_a_dead_record_ends(
+    topic: Topic, dead: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = topic.share("mail", dead_letter=dead, max_attempts=1)
+    taken(share, 1)
+    die(share)
+    with topic.share("mail", member="slow") as slow, topic.share("mail", member="other") as other:
+        slow._look_at_members()
+        acks = slow._takings[0].acks
+        append = acks.append
+
+        def late(written: list[bytes]) -> None:
+            monkeypatch.undo()
+            topic.evict_share_member("mail", "slow")
+            append(written)
+
+        monkeypatch.setattr(acks, "append", late)
+        with pytest.raises(StaleGenerationError):
+            slow.take(0.0)
+        assert died(dead) == [] and values(other) == ALL[1:]
+    assert died(dead) == [b"0"]
+
+
+class ClosingFiles(WatchedFiles):
+    """Does something, once, when the settings of a share are read."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def before(self, call: Call) -> None:
+        if call.name == "open_read" and call.file == "share.json" and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+
+
+def test_share_that_another_thread_closes_before_a_dead_letter_is_written_leaves_it_to_others(
+    open_topic: Open, dead: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = ClosingFiles(UnsyncedFiles())
+    topic = with_records(open_topic, files=files)
+    share = topic.share("mail", dead_letter=dead, max_attempts=1)
+    taken(share, 1)
+    die(share)
+
+    def close() -> None:
+        thread = threading.Thread(target=share.close)
+        thread.start()
+        thread.join()
+
+    with topic.share("mail", member="slow") as share:
+        share._look_at_members()
+        files.meanwhile = close
+        assert share.take() is None
+    assert only(topic).dead_letters_due == 1 and caplog.text == ""
+    with topic.share("mail", member="other") as other:
+        assert values(other) == ALL[1:]
     assert died(dead) == [b"0"]

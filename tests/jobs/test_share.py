@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -31,6 +33,7 @@ from loglib.format.batch import Batch
 from loglib.jobs.share import _rest
 from loglib.log import copy_role
 from loglib.log.cursor import Cursor
+from loglib.system.clock import monotonic
 
 Open = Callable[..., Topic]
 ALL = [b"%d" % number for number in range(RECORDS)]
@@ -82,6 +85,31 @@ def test_waiting_member_gets_a_record_when_it_is_flushed(topic: Topic) -> None:
         topic.append(b"now", sync=True)
         thread.join()
         assert got[0] is not None and got[0].value == b"now"
+
+
+def test_thread_that_finds_a_job_wakes_another_one_that_waits(
+    topic: Topic, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both records may be begun again now, which nobody tells the other thread."""
+    monkeypatch.setattr("loglib.jobs.share._LOOK_S", 1000.0)
+    with topic.share("mail") as share:
+        for job in taken(share, RECORDS):
+            if job.value in (b"0", b"1"):
+                job.release(10_000)
+            else:
+                job.accept()
+        for _ in range(10):
+            share._read_at = share._look_at = 0.0
+            assert share.take(0.0) is None
+        got: list[Job | None] = []
+        thread = threading.Thread(target=lambda: got.append(share.take()))
+        thread.start()
+        while not share._waiting:
+            time.sleep(0)
+        clock.advance(timedelta(seconds=10_001))
+        got.append(share.take(0.0))
+        thread.join()
+        assert sorted(job.value or b"" for job in got if job is not None) == [b"0", b"1"]
 
 
 def test_start_counts_only_for_a_new_share_and_for_all_its_partitions(open_topic: Open) -> None:
@@ -645,7 +673,7 @@ def test_record_that_waits_for_room_in_hand_costs_no_spinning(topic: Topic, cloc
         clock.advance(timedelta(seconds=6))
         assert share.take(0.0) is None
         moments = [taking.acks.state.next_moment() for taking in share._takings.values()]
-        assert _rest([share._look_at], moments, share._clock) > 0, "what is due waits for the hand"
+        assert _rest([monotonic() + 60], moments, share._clock) > 0, "what is due waits for the hand"
         held.accept()
         assert [each.value for each in taken(share, 1)] == [b"0"]
 
@@ -708,6 +736,83 @@ def test_member_that_is_evicted_while_it_takes_begins_nothing(topic: Topic, monk
         with pytest.raises(StaleGenerationError):
             share.take(0.0)
         assert values(other) == ALL
+
+
+def test_run_whose_second_worker_cannot_be_started_says_so_and_leaves_no_thread(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, before = threading.Thread.start, threading.active_count()
+
+    def start_first(thread: threading.Thread) -> None:
+        if thread.name == "loglib-job-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_first)
+    with topic.share("mail") as share, pytest.raises(RuntimeError, match="can't start"):
+        share.run(lambda _: None, threads=3, timeout=0.0)
+    assert threading.active_count() == before and only(topic).counts.accepted == 0
+
+
+def test_run_leaves_a_handler_of_the_program_for_sigterm_alone(topic: Topic) -> None:
+    got: list[int] = []
+
+    def handle(job: Job) -> None:
+        if job.value == b"3":
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        with topic.share("mail") as share:
+            share.run(handle, timeout=0.0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert got == [signal.SIGTERM] and only(topic).counts.accepted == RECORDS
+
+
+def test_run_in_another_thread_than_the_main_one_touches_no_signal(topic: Topic) -> None:
+    handlers: list[Any] = []
+    with topic.share("mail") as share:
+        thread = threading.Thread(
+            target=share.run, args=(lambda _: handlers.append(signal.getsignal(signal.SIGTERM)),),
+            kwargs={"timeout": 0.0},
+        )  # fmt: skip
+        thread.start()
+        thread.join()
+    assert handlers == [signal.getsignal(signal.SIGTERM)] * RECORDS and only(topic).counts.accepted == RECORDS
+
+
+def test_explicit_loop_goes_on_after_a_job_that_was_taken_away(topic: Topic, clock: Clock) -> None:
+    with topic.share("mail", lease=10, settle="explicit") as share:
+        loop = share.follow(0.0)
+        first = next(loop)
+        clock.advance(timedelta(seconds=11))
+        (again,) = taken(share, 1)
+        assert (again.offset, again.attempt, next(loop).value) == (first.offset, 2, b"1")
+
+
+def test_jobs_that_were_dropped_before_an_eviction_are_not_released_twice(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with topic.share("mail", member="slow") as share, topic.share("mail") as other:
+        taken(share, 3)
+        gc.collect()
+        before_the_write(monkeypatch, share, lambda: topic.evict_share_member("mail", "slow"))
+        with pytest.raises(StaleGenerationError):
+            share.take(0.0)
+        assert [(job.value, job.attempt) for job in taken(other, 3)] == [(each, 2) for each in ALL[:3]]
+
+
+def test_closing_a_member_that_is_just_evicted_releases_nothing_twice(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = topic.share("mail", member="slow")
+    jobs = taken(share, 3)
+    before_the_write(monkeypatch, share, lambda: topic.evict_share_member("mail", "slow"))
+    share.close()
+    with topic.share("mail") as other:
+        assert [(job.value, job.attempt) for job in taken(other, 3)] == [(each, 2) for each in ALL[:3]]
+    assert len(jobs) == 3
 
 
 def test_lease_that_is_over_before_the_handler_begins_gives_the_attempt_back(

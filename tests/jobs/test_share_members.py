@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import Any
 
 import pytest
 from processes import fork, wait
-from shared_jobs import RECORDS, only, taken, values, with_records
+from replicated import open_all
+from shared_jobs import RECORDS, die, only, taken, values, with_records
 
-from conftest import needs_root
-from loglib import LockedError, LogMovedError, Topic
+from conftest import UnsyncedFiles, needs_root
+from loglib import LockedError, LogMovedError, Topic, testing
+from loglib.errors import NotLeaderError
 from loglib.groups.lock_file import LockFile
 from loglib.jobs import members
 from loglib.jobs.directory import share_names
 from loglib.system.clock import SYSTEM
 from loglib.system.files import REAL
+from loglib.testing import Call, FaultyFiles, WatchedFiles
 
 Open = Callable[..., Topic]
 
@@ -143,3 +147,63 @@ def test_partition_that_two_members_add_together_has_one_file(open_topic: Open, 
     with reading.share("mail") as share:
         assert len(values(share)) == RECORDS and list(reading.share_info("mail").partitions) == [0, 1]
     assert only(reading).counts.accepted == RECORDS
+
+
+class OfAnotherUser(WatchedFiles):
+    """Lets nobody read the files of members, once it is told so."""
+
+    unreadable = False
+
+    def before(self, call: Call) -> None:
+        if self.unreadable and call.name == "open_read" and os.path.basename(os.path.dirname(call.path)) == "members":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), call.path)
+
+
+def test_member_whose_file_may_not_be_read_counts_as_living(open_topic: Open) -> None:
+    files = OfAnotherUser(UnsyncedFiles())
+    topic = with_records(open_topic, files=files)
+    with topic.share("mail", member="one") as one, topic.share("mail", member="other") as other:
+        (job,) = taken(one, 1)
+        files.unreadable = True
+        other._look_at_members()
+        assert [each.value for each in taken(other, 1)] == [b"1"], "its record stays in its hand"
+        assert {each.number for each in members.live_members(files, topic._share_directory("mail").members)} == {
+            one._file.number, other._file.number,
+        }  # fmt: skip
+        job.accept()
+    assert only(topic).counts.accepted == 1
+
+
+def test_dead_member_with_records_of_two_partitions_loses_both(open_topic: Open) -> None:
+    topic = open_topic(partitions=2)
+    for partition in (0, 1):
+        topic.append(b"%d" % partition, partition=partition, sync=True)
+    share = topic.share("mail")
+    jobs = taken(share, 2)
+    die(share)
+    with topic.share("mail") as other:
+        assert sorted((job.value or b"", job.attempt) for job in other.follow(0.0)) == [(b"0", 2), (b"1", 2)]
+    assert len(jobs) == 2
+
+
+def test_member_whose_leaving_has_failed_leaves_at_the_next_close(open_topic: Open) -> None:
+    files = FaultyFiles("unlink", armed=False, inner=UnsyncedFiles())
+    topic = with_records(open_topic, files=files)
+    share = topic.share("mail")
+    jobs = taken(share, 2)
+    files.armed = True
+    with pytest.raises(OSError, match="Input/output error"):
+        share.close()
+    share.close()
+    assert (topic.share_info("mail").members, only(topic).free, len(jobs)) == ({}, 2, 2)
+
+
+def test_topic_with_replicas_has_shares_and_its_other_directories_have_none(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    with open_all([own, other]) as topic:
+        topic.append_many([b"a", b"b"])
+        topic.flush()
+        with topic.share("mail") as share:
+            assert values(share) == [b"a", b"b"]
+    with testing.open_topic(other, mode="r") as topic, pytest.raises(NotLeaderError):
+        topic.share("mail")

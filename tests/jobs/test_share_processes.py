@@ -18,7 +18,7 @@ from harm import harmed
 from processes import fork, wait
 from shared_jobs import RECORDS, only, taken, values, with_records
 
-from conftest import start_python
+from conftest import run_python, start_python
 from loglib import Job, Topic
 from loglib.errors import FencedJobError, ForkedHandleError
 from loglib.jobs import ack_log
@@ -309,3 +309,31 @@ def test_i10_idle_member_asks_the_system_for_next_to_nothing(open_topic: Open) -
         files.calls.clear()
         assert share.take(0.2) is None
         assert len(files.calls) < 40, files.named()
+
+
+def test_child_that_is_forked_beside_a_share_and_ends_in_order_leaves_it_to_its_parent(
+    open_topic: Open, path: Path
+) -> None:
+    with_records(open_topic, clock=SYSTEM).close()
+    program = """
+        import os, sys
+        from loglib import Topic
+        from loglib.errors import ForkedHandleError
+
+        with Topic.open(sys.argv[1], mode="r") as topic, topic.share("mail") as share:
+            job = share.take(0)
+            child = os.fork()
+            if child == 0:
+                for call in (job.accept, share.take, share.flush):
+                    try:
+                        call()
+                    except ForkedHandleError:
+                        print("refused", flush=True)
+                share.close()
+                sys.exit()
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            members = topic.share_info("mail").members
+            job.accept()
+            print(len(members), topic.share_info("mail").partitions[0].counts.accepted)
+    """
+    assert run_python(program, path).splitlines() == ["refused"] * 3 + ["1 1"]
