@@ -885,3 +885,18 @@ def test_released_record_in_a_declared_gap_is_lost_and_the_next_ones_come(open_t
     with reading.share("mail") as share:
         assert values(share) == [b"kept"]
     assert only(reading).counts == (1, 0, 0, 1)
+
+
+def test_member_far_behind_continues_after_retention_has_dropped_what_others_have_settled(
+    open_topic: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = open_topic(segment_bytes=4096)
+    for number in range(12):
+        topic.append(b"%d" % number + b"x" * 1500, sync=True)
+    with topic.share("mail") as slow, topic.share("mail") as quick:
+        for job in taken(slow, 1) + taken(quick, 9):
+            job.accept()
+        topic.partition(0).delete_before(only(topic).settled_to)
+        assert len(topic.partition(0).segments) < 3
+        assert [value[:2] for value in values(slow)] == [b"10", b"11"]
+    assert only(topic).counts == (12, 0, 0, 0) and caplog.text == ""

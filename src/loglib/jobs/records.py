@@ -64,7 +64,11 @@ class Records(NotCopyable):
             cursor = self._cursor
             if cursor is None or cursor.position != self._read_to or offset > cursor.position + _FAR_BYTES:
                 cursor = self._cursor = self._seek(offset)
-            batches = cursor.read(end)
+            try:
+                batches = cursor.read(end)
+            except OffsetOutOfRangeError:  # of records that others have begun; if this one is gone, too, seeking raises
+                self.release()
+                continue
             self._ahead.extend(each for each in batches if each.offsets.stop > offset)
             self._read_to = cursor.position
             if self._ahead or not batches:

@@ -204,10 +204,7 @@ class Taking(NotCopyable):
                 self.is_blocked = count <= 0
                 return None if self.is_blocked else (offset, count)
             except OffsetOutOfRangeError:
-                before = state.fresh, state.generation
                 state = self._lose(state, offset)
-                if offset is None and before == (state.fresh, state.generation):
-                    raise
         return None
 
     def _passed(self, state: State) -> list[bytes]:
