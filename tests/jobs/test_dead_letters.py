@@ -423,3 +423,17 @@ def test_share_that_another_thread_closes_before_a_dead_letter_is_written_leaves
     with topic.share("mail", member="other") as other:
         assert values(other) == ALL[1:]
     assert died(dead) == [b"0"]
+
+
+def test_alteration_that_has_stopped_halfway_delays_no_other_record(topic: Topic, dead: Path) -> None:
+    """The operator's process has stored the settings, and has died before it told the members."""
+    share = topic.share("mail", dead_letter=dead, max_attempts=1)
+    taken(share, 1)
+    die(share)
+    with topic.share("mail", member="other") as other:
+        directory = topic._share_directory("mail")
+        directory.store(directory.settings()._replace(dead_letter=None))
+        assert values(other) == ALL[1:] and only(topic).dead_letters_due == 1
+        topic.alter_share("mail", dead_letter="")
+        assert not taken_again(other)
+    assert died(dead) == [] and only(topic).counts == (RECORDS - 1, 0, 1, 0)

@@ -152,10 +152,13 @@ class Pinning(NotCopyable):
         except StaleGenerationError:
             raise
         except (LogError, OSError) as error:
-            self._try_at = monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
+            self._pause()
             what = "a dead letter, or the end of a transaction, waits"
             logger.warning("share %s: %s: %s", self.directory.name, what, error)
+
+    def _pause(self) -> None:
+        self._try_at = monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
 
     def _bury_one(self, use: Use, moment: Callable[[], Moment]) -> None:
         path = self.directory.settings().dead_letter
@@ -167,6 +170,8 @@ class Pinning(NotCopyable):
                 hand = taking.acks.state.hands[token]
                 if path is None or hand.doomed is None:  # an alteration ends the doomed ones
                     taking.settle(Settling(token, hand.offset, 1, RELEASED))
+                    if hand.offset in taking.acks.state.doomed:  # the alteration is not whole yet
+                        self._pause()
                     continue
                 promise = self._promised(use, partition, token, [hand.offset], EXHAUSTED)
                 letters = self._letters(
