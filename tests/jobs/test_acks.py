@@ -23,7 +23,10 @@ from loglib.jobs import ack_log, entries, generation
 from loglib.jobs.entries import (
     ACCEPTED,
     BEGIN,
+    BY_KEY,
+    BY_TIME,
     DEAD,
+    DEFER,
     ENTRY_BYTES,
     EXPIRED,
     LOST,
@@ -191,6 +194,25 @@ def test_window_and_most_in_hand_are_part_of_the_rules() -> None:
     assert (state.in_hand, state.may_take()) == (2, False)
 
 
+def test_deferred_records_are_begun_one_by_one_and_their_first_attempt_is_the_first() -> None:
+    def defer(offset: int, how: int, count: int = 1, until: int = 0) -> tuple[Any, ...]:
+        return DEFER, how, count, {"offset": offset, "moment": until}
+
+    state = state_after(defer(100, BY_KEY, 3), begin(101), begin(103))
+    assert (list(state.deferred), state.fresh, state.unsettled) == ([100, 102], 104, 4)
+    hands = sorted((hand.offset, hand.attempt, hand.first_begun) for hand in state.hands.values())
+    assert hands == [(101, 1, 50), (103, 1, 50)]
+    state = state_after(defer(100, BY_TIME, 2, until=9), begin(100))
+    (hand,) = state.hands.values()
+    assert (state.free, hand.attempt, hand.first_begun) == ({101: Free(0, 9, 0)}, 1, 50)
+    state = state_after(defer(100, BY_KEY, 2), defer(101, BY_TIME, until=9), defer(100, BY_KEY), defer(50, BY_TIME))
+    assert (list(state.deferred), state.free) == ([100], {101: Free(0, 9, 0)})
+    small = Settings(window=2)
+    assert state_after(defer(100, BY_KEY, 3), settings=small).fresh == 100, "the window has no room"
+    state = state_after(defer(100, BY_KEY, 2), (LOST, 0, 1, {"offset": 101, "token": ME}))
+    assert (list(state.deferred), state.counts[3], state.ended[0].attempts) == ([100], 1, 0)
+
+
 def test_lost_records_are_counted_and_hands_stay() -> None:
     lost = [begin(100), begin(101), begin(102), settle(1, 101, RELEASED), settle(2, 102, RELEASED)]
     state = state_after(*lost, (LOST, 0, 1, {"offset": 102, "token": ME}), (LOST, 0, 1, {"offset": 700, "token": ME}))
@@ -227,9 +249,9 @@ def test_state_is_the_same_after_a_checkpoint_at_any_place(seed: int) -> None:
     settings = Settings(max_attempts=3, window=20, max_in_hand=9)
     whole = State(ME, 1, 100, settings, Counts())
     split = State(OTHER, 1, 100, settings, Counts())
-    for _ in range(200):
-        offset = draw.choice([whole.fresh, whole.fresh + 3, draw.randrange(100, 160), *whole.free])
-        kind = draw.choice(["begin", "begin", "settle", "settle", "reap", "lost", "pass", "renew"])
+    for _ in range(400):
+        offset = draw.choice([whole.fresh, whole.fresh + 3, draw.randrange(100, 160), *whole.free, *whole.deferred])
+        kind = draw.choice(["begin", "begin", "settle", "settle", "reap", "lost", "pass", "renew", "defer", "again"])
         if kind == "begin":
             entry = begin(offset, draw.choice((ME, OTHER, 13)), draw.choice((1, 1, 3)), draw.choice((0, 40)))
         elif kind == "settle":
@@ -240,6 +262,11 @@ def test_state_is_the_same_after_a_checkpoint_at_any_place(seed: int) -> None:
             entry = REAP, EXPIRED, 0, {"moment": 50, "offset": ME, "token": draw.choice([*whole.hands, 0])}
         elif kind == "lost":
             entry = LOST, 0, draw.choice((0, 1, 1)), {"offset": draw.randrange(100, 110), "token": ME}
+        elif kind == "defer":
+            how = draw.choice(((BY_TIME, 30), (BY_KEY, 0)))
+            entry = DEFER, how[0], draw.choice((1, 1, 3)), {"offset": offset, "moment": how[1]}
+        elif kind == "again":
+            entry = DEFER, BY_TIME, 1, {"offset": draw.choice([*whole.deferred, 0]), "moment": 70}
         elif kind == "pass":
             entry = PASS, 0, 0, {"offset": whole.fresh + draw.choice((-2, 0, 3))}
         else:
@@ -256,7 +283,7 @@ def test_state_is_the_same_after_a_checkpoint_at_any_place(seed: int) -> None:
         assert (whole.in_hand, whole.fresh) == (split.in_hand, split.fresh) and whole.in_hand == sum(
             map(len, whole.hands.values())
         )
-    assert whole.counts[0] > 5 and len(written) == 200
+    assert whole.counts[0] > 5 and len(written) == 400
 
 
 def _order(item: Item) -> tuple[int, int]:
@@ -703,7 +730,8 @@ def test_errors_of_a_disk_are_told_and_the_record_stays_in_hand(open_topic: Open
 
 
 def test_codes_of_entries_are_frozen() -> None:
-    assert (BEGIN, SETTLE, RENEW, REAP, LOST, PIN, SEAL, PASS) == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert (BEGIN, SETTLE, RENEW, REAP, LOST, PIN, SEAL, PASS, DEFER) == (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert (BY_TIME, BY_KEY) == (1, 2)
     assert (ACCEPTED, RELEASED, RETURNED, REJECTED, DEAD, EXPIRED, entries.PLAIN, entries.ALTERED, RESET) == (
         1, 2, 3, 4, 1, 2, 0, 1, 2,
     )  # fmt: skip

@@ -112,6 +112,14 @@ def test_thread_that_finds_a_job_wakes_another_one_that_waits(
         assert sorted(job.value or b"" for job in got if job is not None) == [b"0", b"1"]
 
 
+def test_thread_that_takes_a_record_wakes_those_that_wait_for_more(topic: Topic) -> None:
+    with topic.share("mail") as share:
+        share._waiting.append(None)  # as a thread has it that waits
+        before = share._wait.number()
+        jobs = taken(share, 1)
+        assert share._wait.number() > before and len(jobs) == 1
+
+
 def test_start_counts_only_for_a_new_share_and_for_all_its_partitions(open_topic: Open) -> None:
     topic = open_topic(partitions=2)
     topic.append(b"old", partition=0, sync=True)
@@ -127,7 +135,7 @@ def test_start_counts_only_for_a_new_share_and_for_all_its_partitions(open_topic
 
 @pytest.mark.parametrize("arguments", [
     {"settle": "never"}, {"max_attempts": 0}, {"max_attempts": 1.5}, {"window": 2_000_000}, {"backoff": -1},
-    {"lease": 0}, {"commit": -1}, {"max_in_hand": 0}, {"member": "a/b"}, {"start": 5.0}, {"order": "key"},
+    {"lease": 0}, {"commit": -1}, {"max_in_hand": 0}, {"member": "a/b"}, {"start": 5.0}, {"order": "time"}, {"lane": 1},
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_and_make_no_share(topic: Topic, arguments: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
@@ -300,17 +308,17 @@ def test_settings_of_the_first_member_count(topic: Topic) -> None:
     with topic.share("mail", max_attempts=3, window=20):
         with topic.share("mail"), topic.share("mail", max_attempts=3):
             pass
-        for name, value in (("max_attempts", 4), ("window", 21), ("max_in_hand", 5)):
+        for name, value in (("max_attempts", 4), ("window", 21), ("max_in_hand", 5), ("order", "key")):
             with pytest.raises(ShareMismatchError) as raised:
                 topic.share("mail", **{name: value})  # type: ignore[arg-type]
             assert raised.value.name == name
-    assert topic.share_info("mail").settings == (3, 20, 0, None)
+    assert topic.share_info("mail").settings == (3, 20, 0, None, "none")
 
 
 def test_altered_settings_count_for_the_members_that_are_there(topic: Topic) -> None:
     with topic.share("mail", max_attempts=1) as share:
         (job,) = taken(share, 1)
-        assert topic.alter_share("mail", max_attempts=2, max_in_hand=1) == (2, 10_000, 1, None)
+        assert topic.alter_share("mail", max_attempts=2, max_in_hand=1) == (2, 10_000, 1, None, "none")
         job.release()
         (job,) = taken(share, 1)
         assert job.attempt == 2 and share.take(0.0) is None

@@ -62,6 +62,17 @@ class Handled:
         for offset, found in attempts.items():
             assert found == sorted(set(found)), f"offset {offset}: an attempt was not counted: {found}"
 
+    def check_order(self, keys: dict[int, bytes | None]) -> None:
+        """I5, from outside: a record is begun only after the last handler of each earlier one of its key has ended."""
+        left: dict[bytes | None, list[int]] = collections.defaultdict(list)
+        for offset, key in sorted(keys.items()):
+            left[key].append(offset)
+        last = {offset: number for number, (_, offset, _, attempt) in enumerate(self.events()) if attempt < 0}
+        for number, (_, offset, _, attempt) in enumerate(self.events()):
+            if attempt > 0 and keys[offset] is not None:
+                earlier = left[keys[offset]][: left[keys[offset]].index(offset)]
+                assert all(last[each] < number for each in earlier), f"{offset} of {keys[offset]!r} was begun too early"
+
 
 def work(path: Path, handled: Handled, handle: Callable[[Job], bool], **options: Any) -> None:
     with Topic.open(path, mode="r") as topic, topic.share("mail", max_attempts=1000, **options) as share:
@@ -73,32 +84,44 @@ def work(path: Path, handled: Handled, handle: Callable[[Job], bool], **options:
                 job.release()
 
 
-def until_done(path: Path, handled: Handled, handle: Callable[[Job], bool], count: int) -> None:
+def until_done(
+    path: Path, handled: Handled, handle: Callable[[Job], bool], count: int, **options: Any
+) -> None:  # fmt: skip
     """Handle until all records are accepted: a member may end while others have the last ones in hand."""
     with Topic.open(path, mode="r") as topic:
         while not topic.shares() or only(topic).counts.accepted < count:
-            work(path, handled, handle)
+            work(path, handled, handle, **options)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_i1_i2_i4_kills_and_stops_at_random_moments(
-    open_topic: Open, path: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seed", "order"), [(1, "none"), (2, "none"), (3, "key"), (4, "key")])
+def test_i1_i2_i4_i5_kills_and_stops_at_random_moments(
+    open_topic: Open, path: Path, tmp_path: Path, seed: int, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ack_log, "_LOG_BYTES", 2048)  # many generations
     count, workers, kills = 300, 3, 25
-    with_records(open_topic, count).close()
+    topic = open_topic()
+    for number in range(count):
+        topic.append(b"%d" % number, None if number % 9 == 0 else b"%d" % (number * 7 % 11), partition=0)
+        if number % 3 == 2:
+            topic.flush()
+    topic.flush()
+    keys = {record.offset: record.key for record in topic.read()}
+    topic.close()
     handled, draw = Handled(tmp_path / "handled"), random.Random(seed)
 
     def handle(job: Job) -> bool:
-        if job.offset % 40 == 7 and job.attempt < 3:
+        number = int(job.value or b"")
+        if number % 40 == 7 and job.attempt < 3:
             os.kill(os.getpid(), signal.SIGKILL)  # a poisoned record, which kills its handler twice
-        return job.offset % 40 == 9 and job.attempt < 2
+        return number % 40 == 9 and job.attempt < 2
 
     def start() -> int:
-        return fork(lambda: until_done(path, handled, handle, count))
+        return fork(lambda: until_done(path, handled, handle, count, order=order))
 
     dead = harmed(start, draw, workers=workers, kills=kills, deadly=0.7, longest_pause_s=0.02)
     handled.check(count, dead=dead)
+    if order == "key":
+        handled.check_order(keys)
     with Topic.open(path, mode="r") as topic:
         info = only(topic)
     assert (info.counts, info.in_hand, info.free) == ((count, 0, 0, 0), (), 0), f"seed {seed}"

@@ -153,13 +153,15 @@ ENTRIES_OF_A_SHARE: tuple[tuple[Any, ...], ...] = (
     (entries.REAP, entries.DEAD, 0, 12, 11, 0),
     (entries.REAP, entries.EXPIRED, 0, 9_700_000, 11, entries.pair(4, 1)),
     (entries.LOST, 0, 1, 0, 4096, 11),
+    (entries.DEFER, entries.BY_TIME, 1, 9_800_000, 4100, 0),
+    (entries.DEFER, entries.BY_KEY, 2, 0, 4101, 0),
     (entries.PASS, 0, 0, 0, 8192, 0),
     (entries.SEAL, entries.ALTERED, 0, entries.pair(5, 10_000), 0, 0),
 )
 CHECKPOINT_WITH_PINS = CHECKPOINT_OF_A_SHARE._replace(
-    settings=Settings(5, 10_000, 0, ""),
-    items=(Item(4090, 0, 0, 12, 1, 0, 5, 2), Item(4098, entries.pair(4, 1), 0, 11, 1, 2, 3, 1),
-           Item(4099, entries.pair(5, 1), 0, 11, 1, 2, 5, 3)),
+    settings=Settings(5, 10_000, 0, "", "key"),
+    items=(Item(4090, 0, 0, 12, 1, 0, 5, 2), Item(4091, 0, 0, 0, 0, 0, 0, 4),
+           Item(4098, entries.pair(4, 1), 0, 11, 1, 2, 3, 1), Item(4099, entries.pair(5, 1), 0, 11, 1, 2, 5, 3)),
 )  # fmt: skip
 PINS_OF_A_SHARE: tuple[tuple[Any, ...], ...] = (
     (entries.BEGIN, 0, 2, entries.pair(11, 1_700_000_000), 4101, 0),
@@ -196,7 +198,7 @@ def _read_pins(content: bytes) -> tuple[tuple[Any, ...], ...]:
 def _read_entries(content: bytes) -> tuple[tuple[Any, ...], ...]:
     state = State(11, 2, 4099, Settings(), Counts(), CHECKPOINT_OF_A_SHARE.items)
     assert state.apply(content, SHARE.salt(2)) == len(content), "all have their checksums"
-    assert (state.sealed, state.fresh, sorted(state.free)) == (True, 8192, [4098, 4099])
+    assert (state.sealed, state.fresh, sorted(state.free)) == (True, 8192, [4098, 4099, 4100])
     return tuple(fields[1:] for fields in entries.ENTRY.iter_unpack(content))
 
 

@@ -130,7 +130,7 @@ def _settings_facts(settings: Settings) -> dict[str, Any]:
 def _partition_facts(number: int, each: SharePartition, lag: Lag) -> dict[str, Any]:
     return {
         "partition": number, "settled_to": each.settled_to, "next_offset": each.next_offset,
-        "in_hand": [_hand_facts(hand) for hand in each.in_hand], "free": each.free,
+        "in_hand": [_hand_facts(hand) for hand in each.in_hand], "free": each.free, "deferred": each.deferred,
         "waiting": [{"offset": offset, "seconds": wait_s} for offset, wait_s in each.waiting.items()],
         "counts": each.counts._asdict(), "oldest_us": each.oldest, "blocked_by": each.blocked_by or None,
         "lag_bytes": lag.bytes, "lag_seconds": lag.seconds,
@@ -157,11 +157,11 @@ def _describe(info: ShareInfo, lags: dict[int, Lag]) -> None:
         ])  # fmt: skip
     click.echo()
     counts = list(_summed(info))
-    names = [">partition", ">settled to", ">next", ">lag", ">in hand", ">free", ">waiting", ">oldest",
-             *(f">{each}" for each in counts), "blocked by"]  # fmt: skip
+    names = [">partition", ">settled to", ">next", ">lag", ">in hand", ">free", ">waiting", ">deferred",
+             ">oldest", *(f">{each}" for each in counts), "blocked by"]  # fmt: skip
     print_table(names, [
         (number, each.settled_to, each.next_offset, sized(lags[number].bytes), len(each.in_hand), each.free,
-         len(each.waiting), age(_age_us(each.oldest)), *each.counts, each.blocked_by or "-")
+         len(each.waiting), each.deferred, age(_age_us(each.oldest)), *each.counts, each.blocked_by or "-")
         for number, each in info.partitions.items()
     ])  # fmt: skip
     hands = [(number, hand) for number, each in info.partitions.items() for hand in each.in_hand]

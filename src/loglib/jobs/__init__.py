@@ -8,6 +8,7 @@ if TYPE_CHECKING:  # "as" makes a name public for type checkers
     from .administration import InHandInfo as InHandInfo
     from .administration import ShareInfo as ShareInfo
     from .administration import SharePartition as SharePartition
+    from .delays import not_before as not_before
     from .job import Job as Job
     from .job import JobBatch as JobBatch
     from .job import Reject as Reject
@@ -20,6 +21,7 @@ __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         ".administration": "InHandInfo ShareInfo SharePartition",
+        ".delays": "not_before",
         ".job": "Job JobBatch Reject",
         ".members": "Member",
         ".share": "Share",

@@ -42,11 +42,12 @@ class SharePartition(NamedTuple):
     settled_to: int  # all records before this offset are settled
     next_offset: int  # no record from here on was begun
     in_hand: tuple[InHandInfo, ...]
-    free: int  # records that were begun before, and may be begun again now or later
+    free: int  # records that were begun before, or wait for their first time, and may be begun now or later
     waiting: dict[int, float]  # of these, the ones that wait: seconds from now, by offset
     counts: Counts  # records accepted, rejected, exhausted and lost since the share exists
     oldest: int | None  # when the oldest unsettled record was first begun: microseconds UTC; None: there is none
     blocked_by: str  # "window" or "max_in_hand" if no fresh record may be begun; else ""
+    deferred: int = 0  # of the free ones, those that wait for earlier records of their keys
     dead_letters_due: int = 0  # records that are never handled again, and whose dead letters are not written yet
 
 
@@ -101,7 +102,9 @@ def _inspected(state: State, names: Mapping[int, str], now_us: int) -> SharePart
         InHandInfo(offset, hand.attempt, names.get(hand.member, ""), hand.begun * _US)
         for hand in state.hands.values() for offset in hand.offsets()
     )  # fmt: skip
-    first = [hand.first_begun for hand in state.hands.values()] + [free.first_begun for free in state.free.values()]
+    first = [hand.first_begun for hand in state.hands.values()] + [
+        free.first_begun for free in state.free.values() if free.first_begun
+    ]
     first += [doomed.first_begun for doomed in state.doomed.values()]
     waits = [(offset, free.until - now_us) for offset, free in sorted(state.free.items()) if free.until > now_us]
     waiting = {offset: wait_us / _US for offset, wait_us in waits}
@@ -109,9 +112,8 @@ def _inspected(state: State, names: Mapping[int, str], now_us: int) -> SharePart
     if not blocked_by and state.room() <= 0:
         blocked_by = "window"
     return SharePartition(
-        state.settled_to(), state.fresh, tuple(in_hand),
-        len(state.free), waiting, Counts(*state.counts), min(first) * _US if first else None, blocked_by,
-        len(state.doomed),
+        state.settled_to(), state.fresh, tuple(in_hand), len(state.free) + len(state.deferred), waiting,
+        Counts(*state.counts), min(first) * _US if first else None, blocked_by, len(state.deferred), len(state.doomed),
     )  # fmt: skip
 
 

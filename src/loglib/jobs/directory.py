@@ -31,7 +31,7 @@ from ..system.directory import Directory
 from ..system.files import Files
 from .ack_log import AckLog, link
 from .generation import Checkpoint, Place
-from .state import Counts, Settings
+from .state import KEY_ORDER, NO_ORDER, Counts, Settings
 from .transacting import Transactions
 
 SHARES = "shares"  # the subdirectory in a topic's directory
@@ -56,6 +56,10 @@ def check_settings(given: Mapping[str, Any], topic_path: str) -> None:
             continue
         if name not in Settings._fields:
             raise TypeError(f"a share has no argument {name!r}; its settings are {', '.join(Settings._fields)}")
+        if name == "order":
+            if value not in (NO_ORDER, KEY_ORDER):
+                raise ValueError(f'order must be "{NO_ORDER}" or "{KEY_ORDER}", not {value!r}')
+            continue
         if name == "max_in_hand" and value is None:
             continue
         check_count(name, value)
@@ -144,7 +148,7 @@ class ShareDirectory(NamedTuple):
         dead_letter = facts.get("dead_letter")
         if dead_letter is not None:
             dead_letter = os.path.normpath(os.path.join(os.path.realpath(self.topic_path), str(dead_letter)))
-        return Settings(max_attempts, window, max_in_hand, dead_letter)
+        return Settings(max_attempts, window, max_in_hand, dead_letter, str(facts.get("order", NO_ORDER)))
 
     def store(self, settings: Settings) -> None:
         """Replace the stored settings. Synced."""
@@ -153,6 +157,8 @@ class ShareDirectory(NamedTuple):
 
     def _encode(self, settings: Settings) -> bytes:
         facts: dict[str, Any] = {"log_id": self.log_id.hex(), **settings._asdict()}
+        if settings.order == NO_ORDER:
+            del facts["order"]
         if settings.dead_letter is None:
             del facts["dead_letter"]
         else:  # relative, so that both topics can be moved together

@@ -7,18 +7,21 @@ generation: an entry of another file is none of this one.
     byte  size  field      type    meaning
        0     4  crc        u32 le  CRC-32C of bytes 4..31, with the salt
        4     1  kind       u8      BEGIN 1, SETTLE 2, RENEW 3, REAP 4, LOST 5, PIN 6, SEAL 7,
-                                   PASS 8
+                                   PASS 8, DEFER 9
        5     1  outcome    u8      of a SETTLE: ACCEPTED 1, RELEASED 2, RETURNED 3, REJECTED 4; of a REAP: DEAD 1,
                                    EXPIRED 2; of a SEAL: PLAIN 0, ALTERED 1, RESET 2; otherwise 0
+                                   of a DEFER: BY_TIME 1, BY_KEY 2
                                    of a PIN: ACCEPTED 1, RELEASED 2, REJECTED 4, EXHAUSTED 5, PINNED 6, UNPINNED 7
-       6     2  count      u16 le  of a BEGIN, a SETTLE and a PIN: the number of records, with consecutive offsets
+       6     2  count      u16 le  of a BEGIN, a SETTLE, a PIN and a DEFER: the number of records, with
+                                   consecutive offsets
                                    of a LOST: 1: the record at the offset; 0: all records before it
        8     8  moment     u64 le  of a BEGIN: the member (4 bytes), and when (4 bytes, seconds UTC)
                                    of a SETTLE: RELEASED until this time since the boot, microseconds; 0: now
+                                   of a DEFER that is BY_TIME: the same
                                    of a RENEW: the new end of the lease; of a REAP: the dead member, or the time now
                                    of a PIN: the member that has the records in hand
                                    of a SEAL: `max_attempts` (4 bytes), `window` (4 bytes)
-      16     8  offset     u64 le  of a BEGIN, a SETTLE, a RENEW and a PIN: the first record
+      16     8  offset     u64 le  of a BEGIN, a SETTLE, a RENEW, a PIN and a DEFER: the first record
                                    of a LOST: the log's start; of a PASS: where the next batch begins
                                    of a REAP: the member that writes it
                                    of a SEAL: `max_in_hand`, or with RESET the next record
@@ -44,9 +47,10 @@ assert ENTRY_BYTES == 32
 _BODY = Struct("<BBHQQQ")
 _CRC = Struct("<I")
 
-BEGIN, SETTLE, RENEW, REAP, LOST, PIN, SEAL, PASS = 1, 2, 3, 4, 5, 6, 7, 8
+BEGIN, SETTLE, RENEW, REAP, LOST, PIN, SEAL, PASS, DEFER = 1, 2, 3, 4, 5, 6, 7, 8, 9
 ACCEPTED, RELEASED, RETURNED, REJECTED, EXHAUSTED, PINNED, UNPINNED = 1, 2, 3, 4, 5, 6, 7
 DEAD, EXPIRED = 1, 2
+BY_TIME, BY_KEY = 1, 2
 PLAIN, ALTERED, RESET = 0, 1, 2
 MOST_TOGETHER = 0xFFFF  # records in one entry
 

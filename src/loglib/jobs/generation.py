@@ -23,12 +23,12 @@ generation differ at most in `boot`, because the entries alone decide the rest.
      128     8  boottime      u64 le  microseconds since that boot
      136     8  wall          u64 le  microseconds UTC
      144     8  items         u64 le  unsettled records, of 40 bytes each, from byte 160 on
-     152     4  flags         u32 le  1: dead letters are written; the rest is zero
+     152     4  flags         u32 le  1: dead letters are written; 2: the order of keys is kept; the rest is zero
      156     4  crc           u32 le  CRC-32C of bytes 0..155 and of the items, with the salt of entries.py
 
     an item: offset, token (0: it is free), the end of its lease or wait (u64 le each),
     member, first begun, begun (u32 le each; seconds UTC), attempts (u16 le),
-    flags (u16 le): PINNED 1, DOOMED 2
+    flags (u16 le): PINNED 1, DOOMED 2, DEFERRED by its key 4
 
 Zeros follow, up to a multiple of 32 bytes; then come the entries.
 
@@ -45,7 +45,7 @@ from ..errors import CorruptLogError, UnsupportedFormatError
 from ..format.header import crc32c
 from ..system.clock import Moment
 from .entries import ENTRY_BYTES, salt_of
-from .state import Counts, Item, Settings
+from .state import KEY_ORDER, NO_ORDER, Counts, Item, Settings
 
 _FIELDS = Struct("<8sII16sQQQQQQQQQQ16sQQQII")
 HEADER_BYTES = _FIELDS.size
@@ -57,7 +57,7 @@ ITEM_BYTES = _ITEM.size
 assert ITEM_BYTES == 40
 MAGIC = b"LOGLACKS"
 VERSION = 1
-_DEAD_LETTERS = 1  # a flag
+_DEAD_LETTERS, _ORDER_BY_KEY = 1, 2  # flags
 SUFFIX = ".acks"
 _MOST_ITEMS = 1 << 24
 
@@ -90,11 +90,15 @@ class Checkpoint(NamedTuple):
         header = _FIELDS.pack(
             MAGIC, VERSION, place.partition, place.log_id, self.generation, self.fresh, self.history, *self.counts,
             *self.settings[:3], self.moment.boot_id, self.moment.boottime_us, self.moment.wall_us, len(self.items),
-            0 if self.settings.dead_letter is None else _DEAD_LETTERS, 0,
+            self._flags(), 0,
         )[:_CRC_AT]  # fmt: skip
         items = b"".join(_ITEM.pack(*each) for each in self.items)
         crc = crc32c(items, crc32c(header, place.salt(self.generation)))
         return b"".join((header, _CRC.pack(crc), items, bytes(-len(items) % ENTRY_BYTES)))
+
+    def _flags(self) -> int:
+        has_letters, by_key = self.settings.dead_letter is not None, self.settings.order == KEY_ORDER
+        return (_DEAD_LETTERS if has_letters else 0) | (_ORDER_BY_KEY if by_key else 0)
 
     def rebased(self, moment: Moment) -> Checkpoint:
         """The checkpoint on a machine that has been started again: its clock begins again, and no lease is left.
@@ -136,7 +140,8 @@ def decode(content: bytes, path: str, place: Place, generation: int) -> Checkpoi
         raise CorruptLogError(path, 0, f"{len(content)} bytes, {content[:8]!r}", f"a share's file, {MAGIC!r}")
     _, version, partition, log_id, number, fresh, history, *rest = _FIELDS.unpack_from(content)
     counts, numbers, (boot_id, boottime, wall, count, flags, crc) = Counts(*rest[:4]), rest[4:7], rest[7:]
-    settings = Settings(*numbers)._replace(dead_letter="" if flags & _DEAD_LETTERS else None)
+    has_letters, order = flags & _DEAD_LETTERS, KEY_ORDER if flags & _ORDER_BY_KEY else NO_ORDER
+    settings = Settings(*numbers)._replace(dead_letter="" if has_letters else None, order=order)
     end = HEADER_BYTES + count * ITEM_BYTES
     if count > _MOST_ITEMS or len(content) < end:
         raise CorruptLogError(path, 144, f"{count} items in {len(content)} bytes", "all of them")

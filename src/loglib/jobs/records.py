@@ -8,6 +8,7 @@ Threads: one at a time; the share's lock is held.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from contextlib import closing
 
 from ..errors import InvalidOffsetError, OffsetOutOfRangeError, ShareReplacedError
@@ -16,6 +17,7 @@ from ..format.record import Record, new_tuple
 from ..log.cursor import Cursor
 from ..log.log import Log
 from ..system.not_copyable import NotCopyable
+from .delays import due_time
 
 _KEPT = 8  # batches that were read for single records
 _FAR_BYTES = 1 << 20  # a cursor that is so far before the next record is set to it
@@ -33,6 +35,7 @@ class Records(NotCopyable):
         self._read_to = 0
         self._ahead: deque[Batch] = deque()  # fresh batches that were read, and not all begun
         self._kept: OrderedDict[int, Batch] = OrderedDict()  # by base offset of what they show
+        self._due: tuple[range, dict[int, int]] = range(0), {}  # the offsets of a batch, and its `due_times`
 
     def fresh(self, offset: int) -> Batch | None:
         """The batch with the first record at or after the offset; None if there is none yet. Earlier records count not.
@@ -98,6 +101,20 @@ class Records(NotCopyable):
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return batches[0]
+
+    def key_at(self, offset: int) -> bytes | None:
+        """The key of a record. `OffsetOutOfRangeError` if the log no longer has it."""
+        batch = self.around(offset)
+        return batch.keys[offset - batch.offsets.start]
+
+    def due_times(self, batch: Batch) -> Mapping[int, int]:
+        """The records of a batch that are not to be handled before a time: microseconds UTC, by offset."""
+        offsets, found = self._due
+        if offsets != batch.offsets:
+            with_headers = [each for each in zip(batch.offsets, batch.headers, strict=True) if each[1]]
+            found = {offset: due for offset, headers in with_headers if (due := due_time(headers)) is not None}
+            self._due = batch.offsets, found
+        return found
 
     def log_start(self) -> int:
         """The first offset that the log still has."""

@@ -79,6 +79,7 @@ class ShareOptions(TypedDict, total=False):
     window: int
     max_in_hand: int | None
     dead_letter: str | os.PathLike[str] | None
+    order: Literal["none", "key"]
     backoff: Duration
     lease: Duration | None
     settle: Literal["after", "explicit"]

@@ -43,7 +43,8 @@ class SharingTopic(GroupedTopic):
         (5) starts of a handler, after which a record is settled as exhausted; `window` (10,000) records of a partition
         that may be begun and not settled; `max_in_hand` (None: any number) records of a partition that may be in hand
         in all processes together; `dead_letter` (None), the path of the topic to which a record is copied that is
-        rejected or exhausted, in the transaction that settles it. `ShareMismatchError` if another value is stored.
+        rejected or exhausted, in the transaction that settles it; `order` ("none"), with "key" a record is handed out
+        only when all earlier ones of its key are settled. `ShareMismatchError` if another value is stored.
 
         `backoff` (0) is the time in seconds before a released record comes again; it doubles with each attempt, and
         varies by 20 %. With a `lease`, in seconds, a record that is not settled by then is taken away from a handler

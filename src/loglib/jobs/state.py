@@ -1,15 +1,17 @@
 """State: what the entries of a share say about the records of one partition. It is the same in every process.
 
 Invariant: the order of the entries in the file decides, and nothing else. A record below `fresh` is settled, unless it
-is in `hands` or in `free`. So the state is as large as the number of unsettled records. The replay reads no clock and
-no records: what an entry needs to know, it has.
+is in `hands`, `free`, `doomed` or `deferred`. So the state is as large as the number of unsettled records. The replay
+reads no clock and no records: what an entry needs to know, it has.
 
-    BEGIN     valid if all its records are fresh, or if it is one that is free; if `max_in_hand` and `window` allow it;
-              and if its member was not reaped before
+    BEGIN     valid if all its records are fresh, or if it is one that is free or deferred; if `max_in_hand` and
+              `window` allow it; and if its member was not reaped before
     SETTLE    valid with the token of a hand; otherwise it changes nothing
     RENEW     valid with the token of a hand that has a lease
     REAP      of a dead member: valid always; of a lease: valid with the token of a hand whose lease is over by then
     LOST      the records below an offset, or the one there, are gone from the log; those in hand stay in hand
+    DEFER     valid for records that are fresh, if `window` allows it: they wait for a time, or for earlier records of
+              their keys. One that waits for its key may then wait for a time
     PASS      there are no records from `fresh` up to an offset: the batch before ends there
     PIN       valid with the token of a hand and its member. What is pinned stays in hand, whatever happens to its
               member and its lease, until another PIN says how the transaction has ended that settles it
@@ -35,7 +37,9 @@ from .entries import (
     ACCEPTED,
     ALTERED,
     BEGIN,
+    BY_TIME,
     DEAD,
+    DEFER,
     ENTRY,
     ENTRY_BYTES,
     EXHAUSTED,
@@ -56,8 +60,9 @@ from .entries import (
 )
 
 _MOST_ATTEMPTS = 0xFFFF  # in a checkpoint
-_IS_PINNED, _IS_DOOMED = 1, 2  # flags of an item
-_CHOICES = 8  # of the free records, so that members choose different ones
+_IS_PINNED, _IS_DOOMED, _IS_DEFERRED = 1, 2, 4  # flags of an item
+NO_ORDER, KEY_ORDER = "none", "key"
+CHOICES = 8  # of the free records, so that members choose different ones
 
 
 class Settings(NamedTuple):
@@ -68,6 +73,7 @@ class Settings(NamedTuple):
     max_in_hand: int = 0  # records of a partition that may be in hand; 0: any number
     # The path of the topic for dead letters; None: there is none. A generation's file has only whether there is one.
     dead_letter: str | None = None
+    order: str = NO_ORDER  # KEY_ORDER: a record is begun only after all earlier ones of its key are settled
 
 
 class Counts(NamedTuple):
@@ -80,11 +86,11 @@ class Counts(NamedTuple):
 
 
 class Free(NamedTuple):
-    """A record that was begun, and is not in hand."""
+    """A record that was begun and is not in hand, or that waits for its first time."""
 
     attempts: int
     until: int  # not before this time since the boot, microseconds; 0: now
-    first_begun: int  # seconds UTC
+    first_begun: int  # seconds UTC; 0: never
 
 
 class Doomed(NamedTuple):
@@ -179,6 +185,9 @@ class State(NotCopyable):
         self.in_hand = 0  # records
         self.free: dict[int, Free] = {}  # by offset
         self.doomed: dict[int, Doomed] = {}  # by offset
+        self.deferred: dict[int, None] = {}  # offsets that wait for earlier records of their keys
+        # With an order: records that are no longer fresh, since somebody has looked.
+        self.arrived: list[range] | None = [] if me and settings.order == KEY_ORDER else None
         self.pins: set[int] = set()  # tokens of hands with pinned records
         self.burials: set[int] = set()  # tokens of hands of this member that are only for a dead letter
         self.mine: set[int] = set()  # the tokens of this member
@@ -215,6 +224,8 @@ class State(NotCopyable):
                 self._renew(moment, token)
             elif kind == LOST:
                 self._lose(offset, count, by=token)
+            elif kind == DEFER:
+                self._defer(outcome, count, moment, offset)
             elif kind == PASS:
                 self.fresh = max(self.fresh, offset)
             elif kind == PIN:
@@ -235,15 +246,17 @@ class State(NotCopyable):
         if offset >= self.fresh:
             if self.unsettled + count > self.settings.window:
                 return
-            self.fresh = offset + count
+            self._arrive(offset, count)
         elif doomed is not None:
             attempt, first_begun = doomed.attempts, doomed.first_begun
+        elif count == 1 and offset in self.deferred:
+            del self.deferred[offset]
         else:
             free = self.free.pop(offset, None) if count == 1 else None
             if free is None:
                 return
             self._ready.pop(offset, None)
-            attempt, first_begun = free.attempts + 1, free.first_begun
+            attempt, first_begun = free.attempts + 1, free.first_begun or now
         token = pair(self.entries, self.generation)
         hand = self.hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
         hand.doomed = doomed
@@ -253,6 +266,25 @@ class State(NotCopyable):
         if member == self.me:
             self.mine.add(token)
             (self.burials.add if doomed else self.begun.append)(token)
+
+    def _arrive(self, offset: int, count: int) -> None:
+        self.fresh = offset + count
+        if self.arrived is not None:
+            self.arrived.append(range(offset, offset + count))
+
+    def _defer(self, outcome: int, count: int, until: int, offset: int) -> None:
+        offsets = range(offset, offset + count)
+        if offset >= self.fresh and self.unsettled + count <= self.settings.window:
+            self._arrive(offset, count)
+        elif outcome == BY_TIME and count == 1 and offset in self.deferred:
+            del self.deferred[offset]
+        else:
+            return
+        for each in offsets:
+            if outcome == BY_TIME:
+                self._set_free(each, Free(0, until, 0))
+            else:
+                self.deferred[each] = None
 
     def _settle(self, outcome: int, count: int, until: int, offset: int, token: int) -> None:
         hand = self.hands.get(token)
@@ -384,22 +416,24 @@ class State(NotCopyable):
                 self._release(each, hand, 0, counts=True, how="its worker has died")
 
     def _lose(self, start: int, count: int, *, by: int) -> None:
-        lost = [start] if count else [each for each in (*self.free, *self.doomed) if each < start]
+        lost = [start] if count else [each for each in (*self.free, *self.doomed, *self.deferred) if each < start]
         for offset in lost:
             free = self.free.pop(offset, None) or self.doomed.pop(offset, None)
-            if free is None:
+            if free is None and offset not in self.deferred:
                 continue
+            self.deferred.pop(offset, None)
             self._ready.pop(offset, None)
             self.counts[3] += 1
             if self.me and by == self.me:
-                self.ended.append(Ended(offset, free.attempts, "lost: the log no longer has it"))
+                attempts = 0 if free is None else free.attempts
+                self.ended.append(Ended(offset, attempts, "lost: the log no longer has it"))
         if not count:
             self.fresh = max(self.fresh, start)
 
     def _seal(self, outcome: int, moment: int, offset: int, token: int) -> None:
         self.sealed, self.seal = True, (outcome, moment, offset, token)
         if outcome == ALTERED:
-            self.settings = Settings(*unpair(moment), offset, "" if token else None)
+            self.settings = Settings(*unpair(moment), offset, "" if token else None, self.settings.order)
             if not token:
                 self.counts[2] += len(self.doomed)
                 self.doomed.clear()
@@ -410,6 +444,7 @@ class State(NotCopyable):
                 self._drop(token, hand)
             self.free.clear()
             self.doomed.clear()
+            self.deferred.clear()
             self._ready.clear()
             self.fresh = offset
 
@@ -417,26 +452,38 @@ class State(NotCopyable):
 
     @property
     def unsettled(self) -> int:
-        """The number of records that were begun and are not settled."""
-        return self.in_hand + len(self.free) + len(self.doomed)
+        """The number of records that are neither fresh nor settled."""
+        return self.in_hand + len(self.free) + len(self.doomed) + len(self.deferred)
 
     def ready(self, now_us: int, choice: int) -> int | None:
         """A free record that may be begun now; members with another `choice` get another one, if there are several."""
+        self._end_waits(now_us)
+        if not self._ready:
+            return None
+        return next(islice(self._ready, choice % min(CHOICES, len(self._ready)), None))
+
+    def all_ready(self, now_us: int) -> list[int]:
+        """The free records that may be begun now, if their keys allow it."""
+        self._end_waits(now_us)
+        return list(self._ready)
+
+    def _end_waits(self, now_us: int) -> None:
         waiting = self._waiting
         while waiting and waiting[0][0] <= now_us:
             until, offset = heapq.heappop(waiting)
             free = self.free.get(offset)
             if free is not None and free.until == until:
                 self._ready[offset] = None
-        if not self._ready:
-            return None
-        return next(islice(self._ready, choice % min(_CHOICES, len(self._ready)), None))
 
     def room(self) -> int:
         """The number of fresh records that the window allows, and of records that may come into a hand."""
-        room = self.settings.window - self.unsettled
+        room = self.window_room()
         most = self.settings.max_in_hand
         return min(room, most - self.in_hand) if most else room
+
+    def window_room(self) -> int:
+        """The number of fresh records that the window allows."""
+        return self.settings.window - self.unsettled
 
     def may_take(self) -> bool:
         """True if `max_in_hand` allows another record in hand."""
@@ -470,13 +517,18 @@ class State(NotCopyable):
 
     def settled_to(self) -> int:
         """All records before this offset are settled."""
-        return min([self.fresh, *self.free, *self.doomed, *(min(hand.offsets()) for hand in self.hands.values())])
+        return min([self.fresh, *self.unsettled_offsets()])
 
     def is_unsettled(self, offset: int) -> bool:
         """True if the record at the offset is not settled."""
-        if offset >= self.fresh or offset in self.free or offset in self.doomed:
+        if offset >= self.fresh or offset in self.free or offset in self.doomed or offset in self.deferred:
             return True
         return any(hand.among(offset, 1) for hand in self.hands.values())
+
+    def unsettled_offsets(self) -> list[int]:
+        """The offsets of the records that are neither fresh nor settled, in no order."""
+        in_hand = [offset for hand in self.hands.values() for offset in hand.offsets()]
+        return [*in_hand, *self.free, *self.doomed, *self.deferred]
 
     def members(self) -> set[int]:
         """The members that have records in hand which are not pinned."""
@@ -499,6 +551,8 @@ class State(NotCopyable):
         for offset, each in self.doomed.items():
             attempts = min(each.attempts, _MOST_ATTEMPTS)
             yield Item(offset, 0, 0, each.member, each.first_begun, 0, attempts, _IS_DOOMED)
+        for offset in self.deferred:
+            yield Item(offset, 0, 0, 0, 0, 0, 0, _IS_DEFERRED)
         for offset, free in self.free.items():
             yield Item(offset, 0, free.until, 0, free.first_begun, 0, min(free.attempts, _MOST_ATTEMPTS))
 
@@ -507,6 +561,9 @@ class State(NotCopyable):
         if not item.token:
             if doomed is not None:
                 self.doomed[item.offset] = doomed
+                return
+            if item.flags & _IS_DEFERRED:
+                self.deferred[item.offset] = None
                 return
             self._set_free(item.offset, Free(item.attempts, item.until, item.first_begun))
             return

@@ -14,6 +14,7 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 from ..errors import FencedJobError, OffsetOutOfRangeError, ShareReplacedError, StaleGenerationError
@@ -25,7 +26,10 @@ from .ack_log import AckLog, Pin
 from .entries import (
     ACCEPTED,
     BEGIN,
+    BY_KEY,
+    BY_TIME,
     DEAD,
+    DEFER,
     EXPIRED,
     LOST,
     MOST_TOGETHER,
@@ -39,12 +43,14 @@ from .entries import (
     SETTLE,
     pair,
 )
+from .key_order import KeyOrder
 from .records import Records
-from .state import Counts, Hand, State
+from .state import CHOICES, KEY_ORDER, Counts, Hand, State
 
 logger = logging.getLogger("loglib")
 
 _MOST_HANDED = 1000  # tokens, before those are forgotten that are no longer in hand
+_MOST_DEFERRED = 1000  # records in one write
 _MOST_REASONS = 1000  # of records that were released or rejected, until their end is logged
 
 
@@ -76,6 +82,7 @@ class Taking(NotCopyable):
         self.partition = log.partition
         self.acks = acks
         self.records = Records(log, share)
+        self._order = KeyOrder(self.records) if acks.state.settings.order == KEY_ORDER else None
         self.is_unsynced = False  # something was settled since the last sync
         self.is_blocked = False  # the window is full, and there is a fresh record
         self._clock = clock
@@ -188,24 +195,72 @@ class Taking(NotCopyable):
         self.acks.state.begun.pop()
 
     def _candidate(self, state: State, most: int, moment: Moment) -> tuple[int, int] | None:
-        """The offset and the number of records that may be begun."""
+        """The offset and the number of records that may be begun. Defers those that are met before their time."""
         self.is_blocked = False
         while state.may_take():
-            offset = state.ready(moment.boottime_us, self._choice)
+            offset = None
             try:
+                if self._order is not None:
+                    self._order.follow(state)
+                offset = self._free(state, moment)
                 if offset is not None:
-                    self.records.around(offset)  # before it is begun, so that damage raises here
-                    return offset, 1
-                batch = self.records.fresh(state.fresh)
-                if batch is None:
-                    return None
-                offset = max(batch.offsets.start, state.fresh)
-                count = min(most, batch.offsets.stop - offset, state.room(), MOST_TOGETHER)
-                self.is_blocked = count <= 0
-                return None if self.is_blocked else (offset, count)
+                    batch, count = self.records.around(offset), 1  # before it is begun, so that damage raises here
+                    if offset in state.free or self._wait_of(batch, offset, state, moment) is None:
+                        return offset, 1
+                else:
+                    fresh = self.records.fresh(state.fresh)
+                    if fresh is None:
+                        return None
+                    batch = fresh
+                    first = max(batch.offsets.start, state.fresh)
+                    count = min(most, batch.offsets.stop - first, state.room(), MOST_TOGETHER)
+                    self.is_blocked = count <= 0
+                    if self.is_blocked or (count := self._count_due(batch, first, count, state, moment)):
+                        return None if self.is_blocked else (first, count)
+                state = self._defer(batch, offset, state, moment)
             except OffsetOutOfRangeError:
                 state = self._lose(state, offset)
         return None
+
+    def _free(self, state: State, moment: Moment) -> int | None:
+        """A record that is not fresh, and may be begun."""
+        now_us, order = moment.boottime_us, self._order
+        if order is None:
+            return state.ready(now_us, self._choice)
+        found = list(islice(order.candidates(state, state.all_ready(now_us)), CHOICES))
+        return found[self._choice % len(found)] if found else None
+
+    def _wait_of(self, batch: Batch, offset: int, state: State, moment: Moment) -> tuple[int, int] | None:
+        """Why a record may not be begun yet, and until when if that is known: an outcome of DEFER. None: it may."""
+        due_us = self.records.due_times(batch).get(offset, 0)
+        if self._order is not None and self._order.is_held_up(batch.keys[offset - batch.offsets.start], offset, state):
+            return BY_KEY, 0
+        if due_us > moment.wall_us:
+            return BY_TIME, moment.boottime_us + due_us - moment.wall_us
+        return None
+
+    def _count_due(self, batch: Batch, first: int, most: int, state: State, moment: Moment) -> int:
+        """The number of fresh records, up to `most`, that may be begun together."""
+        if self._order is None and not self.records.due_times(batch):
+            return most
+        waits = (self._wait_of(batch, offset, state, moment) for offset in range(first, first + most))
+        return next((number for number, wait in enumerate(waits) if wait is not None), most)
+
+    def _defer(self, batch: Batch, offset: int | None, state: State, moment: Moment) -> State:
+        """Let a record wait; without an offset, the fresh ones of the batch up to the first that need not."""
+        entries, keys = list[bytes](), set[bytes]()  # the keys of those that wait
+        first = max(batch.offsets.start, state.fresh) if offset is None else offset
+        most = min(state.window_room(), _MOST_DEFERRED) if offset is None else 1
+        for each in range(first, min(batch.offsets.stop, first + most)):
+            key = None if self._order is None else batch.keys[each - batch.offsets.start]
+            wait = (BY_KEY, 0) if key in keys else self._wait_of(batch, each, state, moment)
+            if wait is None:
+                break
+            entries.append(self.acks.encode(DEFER, wait[0], 1, moment=wait[1], offset=each))
+            if key is not None:
+                keys.add(key)
+        self.acks.append(entries)
+        return self._look()
 
     def _passed(self, state: State) -> list[bytes]:
         """The entry which says that there is no record between the last one that was begun and the end of the log.
