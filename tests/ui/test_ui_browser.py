@@ -134,6 +134,8 @@ def test_shares_show_who_has_which_record_in_hand_and_what_waits(view: Any, serv
         assert [each.split("\n") for each in figures.locator("div").all_inner_texts()] == [
             ["In hand", "117"], ["Waiting", "1"], ["Free again", "0"], ["Accepted", "1"], ["Dead", "1"], ["Lost", "0"],
         ]  # fmt: skip
+        settings = "max_attempts 5, window 10,000, max_in_hand any, dead_letter none, order none"
+        assert settings in view.locator("article.share").inner_text()
         in_hand = view.locator("[aria-label='Records in hand, the longest first'] tbody tr")
         assert in_hand.count() == 50
         view.click("article.share >> nav.pages >> text=Last")

@@ -74,12 +74,17 @@ function shareArticle(view, topic, name) {
   return { article, refresh };
 }
 
+function setting(key, value) {
+  if (key === "max_in_hand" && !value) return "any";
+  return typeof value === "number" ? whole(value) : value ?? "none";
+}
+
 function drawShare(topic, share, at, turn) {
   const { sums, settings } = share;
   const found = [h("h2", {}, isolated(sums.name))];
   if (sums.error) return [...found, h("p", { class: "bad" }, "⚠ ", isolated(sums.error))];
   found.push(h("p", {}, `${plural(sums.members, "member")}. `, sums.left_bytes ? `${sized(sums.left_bytes)} of the log are not begun. ` : "All of the log is begun. ",
-    h("span", { class: "quiet" }, Object.entries(settings).map(([key, value]) => `${key} ${key === "max_in_hand" && !value ? "any" : whole(value)}`).join(", "))));
+    h("span", { class: "quiet" }, Object.entries(settings).map(([key, value]) => `${key} ${setting(key, value)}`).join(", "))));
   found.push(h("dl", { class: "figures" }, [["In hand", whole(sums.in_hand)], ["Waiting", whole(sums.waiting)], ["Free again", whole(sums.free)], ["Accepted", whole(sums.accepted)],
     ["Dead", bad(sums.dead, DEAD)], ["Lost", bad(sums.lost, LOST)]].map(([word, figure]) => h("div", {}, h("dt", {}, word), h("dd", {}, figure)))));
   if (share.members.length) {
