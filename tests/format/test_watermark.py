@@ -110,6 +110,23 @@ def test_bytes_outside_the_slots_are_ignored() -> None:
     assert newest(content + b"more", SALT) == NEWER
 
 
+def test_interrupt_of_the_unlocking_leaves_the_file_free_for_other_processes(
+    path: Path, writer: WatermarkWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlock, interrupts = Files.unlock, iter([True])
+
+    def unlock_or_be_interrupted(files: Files, fd: int) -> None:
+        if next(interrupts, False):
+            raise KeyboardInterrupt
+        unlock(files, fd)
+
+    monkeypatch.setattr(Files, "unlock", unlock_or_be_interrupted)
+    with pytest.raises(KeyboardInterrupt), writer.locked():
+        pass
+    with path.open("rb") as again:
+        assert REAL.try_lock(again.fileno())
+
+
 def test_prefix_has_the_slots_that_are_whole_in_it() -> None:
     content = two_slots()
     for size in [*range(SLOT_BYTES + 2), *range(SECOND_SLOT - 2, FILE_BYTES + 1)]:

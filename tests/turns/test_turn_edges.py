@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -13,11 +14,13 @@ from unittest import mock
 
 import pytest
 from clock_worlds import HOUR, Machine
+from interrupts import Interrupter, every_line
 from takers import PATIENCE_S, opened, wait_until
 
 from conftest import MANUAL, QUIET, alter, last_segment, records_of, sound, values_of
 from loglib import LockedError, Retention, Topic, transaction
 from loglib.append.section_writer import SectionWriter
+from loglib.append.tail import TailWriter
 from loglib.append.turns import Turns
 from loglib.config.policies import TopicConfig
 from loglib.errors import LogClosedError, StorageIOError, WriterFailedError
@@ -225,6 +228,73 @@ def test_thread_that_finds_the_partition_taken_back_does_nothing(place: Path) ->
         assert not writer_of(topic).is_parked
         topic.append(b"two", partition=0, sync=True)
         assert values_of(topic) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("rolls", [True, False], ids=["a recovery", "the same segment"])
+def test_interrupt_at_any_line_of_taking_a_partition_back_loses_nothing(tmp_path: Path, rolls: bool) -> None:
+    """It closed the files that the writer had just opened: the next write went into whatever file had their numbers."""
+    made = 0
+
+    def once(interrupter: Interrupter) -> bool:
+        nonlocal made
+        made += 1
+        path = tmp_path / f"topic{made}"
+        Topic.open(path, create=True, **QUIET | {"flush": MANUAL}).close()
+        with opened(path, wait=PATIENCE_S) as mine, opened(path, wait=PATIENCE_S) as other:
+
+            def append(topic: Topic, value: bytes) -> None:
+                topic.append(value, partition=0, sync=True)
+                if topic is other and rolls:
+                    topic.partition(0).roll()
+
+            for topic, value in ((mine, b"1"), (other, b"2")):
+                append(topic, value)
+                give_up(topic)
+            was_interrupted = False
+            try:
+                interrupter.run(lambda: append(mine, b"3"))
+            except KeyboardInterrupt:
+                was_interrupted = True
+            with (tmp_path / "else").open("w+b") as bystander, (tmp_path / "more").open("w+b") as another:
+                for topic, value in ((mine, b"4"), (other, b"5"), (mine, b"6")):
+                    append(topic, value)
+                    give_up(topic)
+                assert [os.fstat(each.fileno()).st_size for each in (bystander, another)] == [0, 0], interrupter.where
+        found = values_of_path(path)
+        assert [each for each in found if each != b"3"] == [b"1", b"2", b"4", b"5", b"6"], interrupter.where
+        assert found.count(b"3") <= 1 and (was_interrupted or b"3" in found), interrupter.where
+        return was_interrupted
+
+    with mock.patch.object(SectionWriter, "look", lambda *_, **__: 1.0):  # the topics' threads give nothing up
+        assert len(list(every_line(once))) > 100
+
+
+def test_interrupt_after_a_recovery_and_before_its_end_is_known_recovers_again(place: Path) -> None:
+    """The new segment was read from where the old one had ended, at a negative position."""
+    reopen = TailWriter.reopen
+
+    def reopen_and_interrupt(disk: TailWriter) -> None:
+        reopen(disk)
+        raise KeyboardInterrupt
+
+    idle = mock.patch.object(SectionWriter, "look", lambda *_, **__: 1.0)
+    with idle, opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as other:
+        mine.append(b"1", partition=0, sync=True)
+        give_up(mine)
+        for _ in range(2):
+            other.append(b"2", partition=0, sync=True)
+            other.partition(0).roll()
+        give_up(other)
+        with mock.patch.object(TailWriter, "reopen", reopen_and_interrupt), pytest.raises(KeyboardInterrupt):
+            mine.append(b"3", partition=0, sync=True)
+        other.append(b"4", partition=0, sync=True)
+        give_up(other)
+        mine.append(b"5", partition=0, sync=True)
+    assert values_of_path(place) == [b"1", b"2", b"2", b"4", b"5"]
+
+
+def values_of_path(path: Path) -> list[bytes | None]:
+    return [record.value for record in records_of(path)]
 
 
 def test_lock_that_an_interrupt_has_kept_is_given_up_at_the_next_look(place: Path) -> None:

@@ -139,24 +139,28 @@ class TailWriter(NotCopyable):
         if tail.end > header.base_offset:
             with SegmentReader(self._files, place.path_of(name), identity, within=place) as reader:
                 began = open_since(reader, self._moment())
-        with ExitStack() as opened:
+        undo, is_open = ExitStack(), False
+        try:
             watermark = WatermarkWriter(place, identity.salt, mark)
-            opened.callback(watermark.close)
+            undo.callback(watermark.close)
             fd = place.open_write(name)
-            opened.callback(self._files.close, fd)
+            undo.callback(self._files.close, fd)
             active = ActiveSegment(self._files, fd, place.path_of(name), header.base_offset, began=began)
             if self.openings == 1:
                 self.active = active
                 self.publication = Publication(watermark, self.epoch, self.nonce, self.copies, self._poison)
             else:
-                opened.callback(self.publication.publish_by, self._watermark, self.epoch, self.nonce)
+                undo.callback(self.publication.publish_by, self._watermark, self.epoch, self.nonce)
                 self.publication.publish_by(watermark, self.epoch, self.nonce)
             with watermark.locked() as newest:  # another process may just be flushing what is recovered here
                 watermark.mark = mark._replace(sequence=newest.sequence, written_end=0, written_tail=0)
                 self.publication.publish(flushed=tail, durable=tail)
             self.publication.sync()
-            self.active, self._watermark = active, watermark
-            opened.pop_all()
+            # In one step, without a call: from here on an interrupt must close none of these files.
+            self.active, self._watermark, is_open = active, watermark, True
+        finally:
+            if not is_open:
+                undo.close()
 
     # --- after other writers -----------------------------------------------------------------------
 
@@ -170,6 +174,8 @@ class TailWriter(NotCopyable):
         if mark is None or mark.promised_epoch > self.epoch or not self._watermark.is_named():
             return None
         (end, last_batch), facts = mark.end, self._files.fstat(active.fd)
+        if tail.end < active.base_offset:  # an interrupt came after `reopen`, before the caller had its tail
+            return None
         if end < tail.end or facts.st_nlink != 1 or facts.st_size != active.file_position(end):
             return None
         if end != active.base_offset and self.place.exists(segment_name(end)):

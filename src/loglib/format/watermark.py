@@ -164,16 +164,20 @@ class WatermarkWriter(NotCopyable):
         `LockedError` if one of them keeps the file, for example because it is stopped.
         """
         deadline = monotonic() + _PATIENCE_S
-        while not self._files.try_lock(self._fd, self._path):
-            if monotonic() > deadline:
-                advice = "a publication takes microseconds: is that process stopped?"
-                raise LockedError(self._path, "a process that publishes", advice=advice)
-            time.sleep(_NAP_S)
         try:
+            while not self._files.try_lock(self._fd, self._path):
+                if monotonic() > deadline:
+                    advice = "a publication takes microseconds: is that process stopped?"
+                    raise LockedError(self._path, "a process that publishes", advice=advice)
+                time.sleep(_NAP_S)
             self.mark = self.read() or self.mark
             yield self.mark
         finally:
-            self._files.unlock(self._fd)
+            try:
+                self._files.unlock(self._fd)
+            except BaseException:  # an interrupt, perhaps before it was unlocked: others must not wait for this process
+                self._files.unlock(self._fd)
+                raise
 
     def publish(self, mark: Mark) -> None:
         """Make the mark visible to readers. Handed to the system."""
