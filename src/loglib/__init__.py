@@ -73,6 +73,7 @@ if _TYPE_CHECKING:  # each name is loaded when it is first used; "as" makes it p
     from .jobs import Job as Job
     from .jobs import Reject as Reject
     from .jobs import Share as Share
+    from .jobs.several_topics import share as share
     from .log.reader import Reader as Reader
     from .log.reader import StartLike as StartLike
     from .log.verify import VerifyReport as VerifyReport
@@ -102,6 +103,7 @@ __getattr__, __dir__, __all__ = _lazily(
         ".groups": "Commit Group GroupInfo TopicPartition TopicsGroup",
         ".groups.several_topics": "group topics",
         ".jobs": "Job Reject Share",
+        ".jobs.several_topics": "share",
         ".log.reader": "Reader StartLike",
         ".log.verify": "VerifyReport",
         ".partition": "Partition",

@@ -20,6 +20,7 @@ from conftest import NOW, Clock, UnsyncedFiles, crash_copy, open_files
 from loglib import CorruptLogError, LogError, LogMovedError, StorageFullError, Topic, UnsupportedFormatError, repair
 from loglib.errors import LockedError, ShareFullError, ShareReplacedError
 from loglib.jobs import ack_log, entries, generation
+from loglib.jobs import share as share_module
 from loglib.jobs.entries import (
     ACCEPTED,
     BEGIN,
@@ -74,8 +75,8 @@ def state_after(*written: tuple[Any, ...], settings: Settings = DEFAULT) -> Stat
     return state
 
 
-def begin(offset: int, member: int = ME, count: int = 1, until: int = 0) -> tuple[Any, ...]:
-    return BEGIN, 0, count, {"moment": pair(member, 50), "offset": offset, "token": until}
+def begin(offset: int, member: int = ME, count: int = 1, until: int = 0, *, spare: int = 0) -> tuple[Any, ...]:
+    return BEGIN, spare, count, {"moment": pair(member, 50), "offset": offset, "token": until}
 
 
 def settle(number: int, offset: int, outcome: int = ACCEPTED, count: int = 1, until: int = 0) -> tuple[Any, ...]:
@@ -105,6 +106,23 @@ def test_begin_of_a_record_that_is_taken_or_settled_is_void() -> None:
     state = state_after(begin(100), begin(100, OTHER), begin(101, OTHER), settle(2, 101), *late)
     assert {each.member for each in state.hands.values()} == {ME} and list(state.hands) == [token(0)]
     assert (state.begun, state.mine, state.fresh) == ([token(0)], {token(0)}, 102)
+
+
+def test_begin_of_records_that_others_have_begun_takes_the_next_ones_up_to_the_last_spare_one() -> None:
+    def taken_by(*written: tuple[Any, ...], settings: Settings = DEFAULT) -> list[tuple[int, int, int]]:
+        state = state_after(*written, settings=settings)
+        return [(hand.member, hand.offset, hand.count) for hand in state.hands.values()]
+
+    both = begin(100, OTHER, spare=5), begin(100, ME, spare=5)
+    assert taken_by(*both) == [(OTHER, 100, 1), (ME, 101, 1)]
+    assert state_after(*both).fresh == 102
+    assert taken_by(begin(100, OTHER, 4), begin(100, ME, spare=3)) == [(OTHER, 100, 4)], "103 was the last one"
+    assert taken_by(begin(100, OTHER, 4), begin(100, ME, spare=4)) == [(OTHER, 100, 4), (ME, 104, 1)]
+    assert taken_by(begin(100, OTHER, 4), begin(102, ME, 3, spare=1))[1:] == [(ME, 104, 2)]
+    released = begin(100, OTHER), settle(0, 100, RELEASED), begin(100, ME, spare=1)
+    assert taken_by(*released) == [(ME, 101, 1)], "a fresh record was asked for"
+    assert taken_by(*both, settings=Settings(window=1)) == [(OTHER, 100, 1)]
+    assert taken_by(begin(100, OTHER), dead(ME), begin(100, ME, spare=5)) == [(OTHER, 100, 1)]
 
 
 def test_released_records_are_begun_one_by_one_and_only_after_their_time() -> None:
@@ -253,7 +271,8 @@ def test_state_is_the_same_after_a_checkpoint_at_any_place(seed: int) -> None:
         offset = draw.choice([whole.fresh, whole.fresh + 3, draw.randrange(100, 160), *whole.free, *whole.deferred])
         kind = draw.choice(["begin", "begin", "settle", "settle", "reap", "lost", "pass", "renew", "defer", "again"])
         if kind == "begin":
-            entry = begin(offset, draw.choice((ME, OTHER, 13)), draw.choice((1, 1, 3)), draw.choice((0, 40)))
+            count, until = draw.choice((1, 1, 3)), draw.choice((0, 40))
+            entry = begin(offset, draw.choice((ME, OTHER, 13)), count, until, spare=draw.choice((0, 0, 2)))
         elif kind == "settle":
             at, offset = draw.choice([*((each, hand.offset) for each, hand in whole.hands.items()), *tokens])
             outcome = draw.choice((ACCEPTED, ACCEPTED, RELEASED, RETURNED, REJECTED))
@@ -627,9 +646,12 @@ def test_i9_opening_a_share_costs_the_same_in_a_large_topic(open_topic: Open, tm
     assert calls[0][0] == calls[1][0] and abs(calls[1][1] - calls[0][1]) <= 8192
 
 
-def test_taking_and_settling_costs_three_calls(open_topic: Open) -> None:
+def test_taking_and_settling_costs_two_calls(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share_module, "_MOMENT_S", 1e18)
     files = RecordingFiles(UnsyncedFiles())
-    topic = with_records(open_topic, 90, files=files)
+    topic = open_topic(files=files)
+    topic.append_many([b"x"] * 90)
+    topic.flush()
     with topic.share("mail", commit=1000) as share:
         loop = share.follow(0.0)
         for _ in range(10):
@@ -639,7 +661,31 @@ def test_taking_and_settling_costs_three_calls(open_topic: Open) -> None:
         for _ in range(50):
             next(loop)
         name = acks_of(topic).name
-        assert files.named() == [("pread", name), ("append", name), ("pread", name)] * 50
+        assert files.named() == [("append", name), ("pread", name)] * 50
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 1e18], ids=["with a look before", "in few steps"])
+def test_members_that_are_behind_get_the_next_records_and_none_twice(
+    open_topic: Open, monkeypatch: pytest.MonkeyPatch, moment_s: float
+) -> None:
+    monkeypatch.setattr(share_module, "_MOMENT_S", moment_s)
+    topic = open_topic()
+    for _ in range(4):
+        topic.append_many([b"x"] * 100)
+        topic.flush()
+    with topic.share("mail") as one, topic.share("mail") as two, topic.share("mail") as three:
+        loops, draw, offsets = [each.follow(0.0) for each in (one, two, three)], random.Random(1), list[int]()
+        for each in (one, two, three):
+            each._look_at = each._read_at = 1e18  # what the others write, each learns only from the file
+        while loops:
+            loop = draw.choice(loops)
+            job = next(loop, None)
+            if job is None:
+                loops.remove(loop)
+            else:
+                offsets.append(job.offset)
+                assert job.record.value == b"x"
+    assert len(offsets) == len(set(offsets)) == 400 == only(topic).counts.accepted
 
 
 def test_share_in_memory_works_as_on_a_disk(open_topic: Open) -> None:

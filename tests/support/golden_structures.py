@@ -155,6 +155,7 @@ ENTRIES_OF_A_SHARE: tuple[tuple[Any, ...], ...] = (
     (entries.LOST, 0, 1, 0, 4096, 11),
     (entries.DEFER, entries.BY_TIME, 1, 9_800_000, 4100, 0),
     (entries.DEFER, entries.BY_KEY, 2, 0, 4101, 0),
+    (entries.BEGIN, 5, 1, entries.pair(11, 1_700_000_000), 4099, 0),
     (entries.PASS, 0, 0, 0, 8192, 0),
     (entries.SEAL, entries.ALTERED, 0, entries.pair(5, 10_000), 0, 0),
 )
@@ -199,6 +200,7 @@ def _read_entries(content: bytes) -> tuple[tuple[Any, ...], ...]:
     state = State(11, 2, 4099, Settings(), Counts(), CHECKPOINT_OF_A_SHARE.items)
     assert state.apply(content, SHARE.salt(2)) == len(content), "all have their checksums"
     assert (state.sealed, state.fresh, sorted(state.free)) == (True, 8192, [4098, 4099, 4100])
+    assert [hand.offset for hand in state.hands.values()] == [4103], "the next one, since others were quicker"
     return tuple(fields[1:] for fields in entries.ENTRY.iter_unpack(content))
 
 

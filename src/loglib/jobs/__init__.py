@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # "as" makes a name public for type checkers
     from .job import JobBatch as JobBatch
     from .job import Reject as Reject
     from .members import Member as Member
+    from .several_topics import TopicsShare as TopicsShare
     from .share import Share as Share
     from .state import Counts as Counts
     from .state import Settings as Settings
@@ -24,6 +25,7 @@ __getattr__, __dir__, __all__ = lazily(
         ".delays": "not_before",
         ".job": "Job JobBatch Reject",
         ".members": "Member",
+        ".several_topics": "TopicsShare",
         ".share": "Share",
         ".state": "Counts Settings",
     },

@@ -10,7 +10,8 @@ generation: an entry of another file is none of this one.
                                    PASS 8, DEFER 9
        5     1  outcome    u8      of a SETTLE: ACCEPTED 1, RELEASED 2, RETURNED 3, REJECTED 4; of a REAP: DEAD 1,
                                    EXPIRED 2; of a SEAL: PLAIN 0, ALTERED 1, RESET 2; otherwise 0
-                                   of a DEFER: BY_TIME 1, BY_KEY 2
+                                   of a DEFER: BY_TIME 1, BY_KEY 2; of a BEGIN of fresh records: `spare`, the number
+                                   of records after them that may be taken instead
                                    of a PIN: ACCEPTED 1, RELEASED 2, REJECTED 4, EXHAUSTED 5, PINNED 6, UNPINNED 7
        6     2  count      u16 le  of a BEGIN, a SETTLE, a PIN and a DEFER: the number of records, with
                                    consecutive offsets
@@ -53,6 +54,7 @@ DEAD, EXPIRED = 1, 2
 BY_TIME, BY_KEY = 1, 2
 PLAIN, ALTERED, RESET = 0, 1, 2
 MOST_TOGETHER = 0xFFFF  # records in one entry
+MOST_SPARE = 0xFF
 
 
 def salt_of(log_id: bytes, partition: int, share: str, generation: int) -> int:

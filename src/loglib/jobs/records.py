@@ -35,6 +35,8 @@ class Records(NotCopyable):
         self._read_to = 0
         self._ahead: deque[Batch] = deque()  # fresh batches that were read, and not all begun
         self._kept: OrderedDict[int, Batch] = OrderedDict()  # by base offset of what they show
+        self._plain: Batch | None = None  # the fresh batch that has no delays
+        self._plain_offsets = range(0)
         self._due: tuple[range, dict[int, int]] = range(0), {}  # the offsets of a batch, and its `due_times`
 
     def fresh(self, offset: int) -> Batch | None:
@@ -51,6 +53,15 @@ class Records(NotCopyable):
         if not ahead and not self._read(offset):
             return None
         return ahead[0]
+
+    def next_plain(self, offset: int) -> Batch | None:
+        """The batch with the record at the offset, if it is known to have no delays: the one that `fresh` gave last."""
+        plain = self._plain
+        return plain if plain is not None and offset in self._plain_offsets else None
+
+    def note_plain(self, batch: Batch) -> None:
+        """The batch, which `fresh` has given, has no delays."""
+        self._plain, self._plain_offsets = batch, batch.offsets
 
     def none_before(self, offset: int) -> int:
         """The offset, or a later one: as was read, there is no record between the two."""
@@ -123,6 +134,7 @@ class Records(NotCopyable):
     def release(self) -> None:
         """Drop what was read ahead, and close the files; reading opens them again."""
         self._read_to = 0  # first: an interrupt may come between any two lines
+        self._plain = None
         self._ahead.clear()
         self._kept.clear()
         if self._cursor is not None:

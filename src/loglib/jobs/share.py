@@ -41,11 +41,11 @@ from .common_wait import CommonWait
 from .directory import ShareDirectory, check_settings
 from .entries import ACCEPTED, MOST_TOGETHER, RELEASED
 from .job import InHand, Job, JobBatch
+from .job_source import JobSource
 from .members import MemberFile, is_dead
 from .pinning import Pinning
 from .records import record_of
-from .runner import run
-from .taking import Settling, Taking, shown_rows
+from .taking import Begun, Settling, Taking, shown_rows
 from .transacting import Promise
 
 # How often a member looks at the others although the system reports nothing, and how often where it reports nothing.
@@ -86,7 +86,7 @@ class ShareOptions(TypedDict, total=False):
     commit: Duration
 
 
-class Share(Joined):
+class Share(Joined, JobSource):
     """One member of a share. `Topic.share` makes it; it is a context manager, and iterable."""
 
     _kind = "share"
@@ -122,6 +122,7 @@ class Share(Joined):
         self._takings: dict[int, Taking] = {}
         self._turn = 0  # the place of the partition that is asked first
         self._served = 0  # jobs and batches, from any partition
+        self._last: Taking | None = None  # the partition that is asked next, if nothing else is to be done
         self._owing: dict[int, Taking] = {}  # by partition; these have an accept to be written with the next take
         self._moment: Moment | None = None  # read at `_moment_at`: reading both clocks costs microseconds
         self._moment_at = 0.0
@@ -152,6 +153,26 @@ class Share(Joined):
     def _abandon(self) -> None:
         self._file.abandon()
 
+    # --- for several shares together -------------------------------------------------------------------
+
+    def settle_owed(self) -> None:
+        """Write the accept of a loop that would otherwise wait for the next take."""
+        if self._owing:
+            with self._opened():
+                for taking in list(self._owing.values()):
+                    taking.settle_pending()
+                    del self._owing[taking.partition]
+
+    def rest(self, deadline: float | None) -> float:
+        """The time in seconds after which the share is to be asked although no descriptor is readable."""
+        with self._use():
+            return self._until(deadline)
+
+    def end_wait(self) -> None:
+        """The wait for the descriptors is over, and the next call looks."""
+        self._wait.wait(0.0, self._wait.number())
+        self._read_at = 0.0
+
     def _holding(self) -> tuple[str, object]:
         return "in hand", sum(len(each.acks.state.mine) for each in self._takings.values())
 
@@ -159,22 +180,6 @@ class Share(Joined):
         return iter(()) if self._closed is not None else shown_rows(list(self._takings.values()))
 
     # --- taking ----------------------------------------------------------------------------------------
-
-    def __iter__(self) -> Iterator[Job]:
-        return self.follow()
-
-    def follow(self, timeout: Duration | None = None) -> Iterator[Job]:
-        """Yield one job after the other, for ever or until `timeout` seconds pass without one.
-
-        With `settle="after"` a job that is not settled is accepted when the loop asks for the next one. If the loop
-        body raises or leaves the loop, its job is released, and comes again.
-
-        Raises `FencedJobError` if the job to be accepted was taken away; `StaleGenerationError` if this member was
-        evicted; `UnsettledError` with `settle="explicit"`; `ShareFullError` instead of the timeout if the window is
-        full and there are fresh records. Closing the share ends the loop. If the topic is closed, a loop with a timeout
-        raises `LogClosedError`.
-        """
-        return self._loop(timeout, 1, self._job)
 
     def batches(self, max_records: int = 100, timeout: Duration | None = None) -> Iterator[JobBatch]:
         """Like `follow`, but up to `max_records` records of a partition together: one write to take all of them.
@@ -188,17 +193,24 @@ class Share(Joined):
         self, timeout: Duration | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
     ) -> Iterator[Taken]:
         while (found := self._next(timeout, most, make)) is not None:
-            taking, job = found
-            came_back = False
-            try:
-                yield job
-                came_back = True
-            finally:
-                if came_back:
-                    self._come_back(taking, job)
-                else:
-                    self._leave_loop(job)
-            del job, found
+            yield from self.lend(found[1])
+            del found
+
+    def _given(self, timeout: Duration | None) -> tuple[Share, Job] | None:
+        found = self._next(timeout, 1, self._job)
+        return None if found is None else (self, found[1])
+
+    def lend(self, job: Taken) -> Iterator[Taken]:
+        """Give a loop this job, and take it back when the loop asks for the next one, or is left."""
+        came_back = False
+        try:
+            yield job
+            came_back = True
+        finally:
+            if came_back:
+                self._come_back(self._takings[job.partition], job)
+            else:
+                self._leave_loop(job)
 
     def _come_back(self, taking: Taking, job: InHand) -> None:
         if job.settled or job.promised:
@@ -221,8 +233,9 @@ class Share(Joined):
 
     def _job(self, taking: Taking, _: int, moment: Moment) -> Job | None:
         begun = taking.take(1, moment, self._lease_us)
-        if begun is None:
-            return None
+        return None if begun is None else self._handed_out(taking, begun)
+
+    def _handed_out(self, taking: Taking, begun: Begun) -> Job:
         token, batch, offset, _, attempt, first_begun = begun
         job = Job(self, record_of(batch, offset), token, attempt, first_begun * _US)
         taking.hand_out(token, job)
@@ -250,7 +263,9 @@ class Share(Joined):
                     break
                 now, number = monotonic(), self._wait.number()
                 self._act(now)
-                found = None if self._pinning.is_due() else self._try_each(most, make)
+                found = self._next_quickly(now, make)
+                if found is None and not self._pinning.is_due():
+                    found = self._try_each(most, make)
                 if found is not None:
                     if self._waiting:
                         self._wait.wake()  # another thread, which may have more to take
@@ -277,6 +292,31 @@ class Share(Joined):
             raise self._closed
         self._release_if_closed()
         return None
+
+    def _next_quickly(
+        self, now: float, make: Callable[[Taking, int, Moment], Taken | None]
+    ) -> tuple[Taking, Taken] | None:
+        """The next record of the partition that the last one came from, in few steps. None in any unusual case.
+
+        All is checked that `_try_each` checks; it tries again after a None.
+        """
+        taking, moment = self._last, self._moment
+        if (
+            taking is None or moment is None or not 0 <= now - self._moment_at < _MOMENT_S or make != self._job
+            or self._lease_us or self._stopped or self._pinning.may_be_pending
+            or (self._served + 1) % _JOBS_A_TURN == 0 or (self._owing and [*self._owing.values()] != [taking])
+        ):  # fmt: skip
+            return None
+        before = taking.acks.state
+        begun = taking.take_next(moment)
+        if taking.is_unsynced and self._sync_at is None:
+            self._sync_at = now + self._commit_s
+        if taking.acks.state is not before:
+            self._check_valid()
+        if begun is None:
+            return None
+        self._served += 1
+        return taking, self._handed_out(taking, begun)  # type: ignore[return-value]
 
     def _until(self, deadline: float | None) -> float:
         moments = [taking.acks.state.next_moment() for taking in self._takings.values()]
@@ -309,6 +349,7 @@ class Share(Joined):
                 self._check_valid()
             if job is not None:
                 self._served += 1
+                self._last = taking if self._served % _JOBS_A_TURN else None  # then it is another one's turn
                 self._turn += place + (self._served % _JOBS_A_TURN == 0)
                 return taking, job
         return None
@@ -408,27 +449,11 @@ class Share(Joined):
             until = self._clock.moment().boottime_us + round(lease_s * _US)
             self._takings[job.partition].renew(job.token, job.first_offset, until)
 
-    def take(self, timeout: Duration | None = None) -> Job | None:
-        """One job, which the caller settles; None if none comes in `timeout` seconds, or the share is stopped."""
-        found = self._next(timeout, 1, self._job)
-        return None if found is None else found[1]
-
     def take_batch(self, max_records: int = 100, timeout: Duration | None = None) -> JobBatch | None:
         """Like `take`, but up to `max_records` records of a partition together."""
         check_count("max_records", max_records)
         found = self._next(timeout, min(max_records, MOST_TOGETHER), self._batch)
         return None if found is None else found[1]
-
-    def run(
-        self, handler: Callable[[Job], object], threads: int = 1, *, timeout: Duration | None = None
-    ) -> None:  # fmt: skip
-        """Call `handler` for each job, in this thread or in `threads` others, until `timeout`, `stop` or SIGTERM.
-
-        If the handler returns, its job is accepted, unless it has settled it itself. If it raises, the job is released
-        and the error logged; `Reject` rejects it. SIGTERM lets the jobs in hand end (in the main thread only).
-        """
-        check_count("threads", threads)
-        run(self, handler, threads, timeout, explicit=self._explicit)
 
     def stop(self) -> None:
         """Let all loops end when they ask for the next job. What is in hand stays in hand. Any thread may call this."""

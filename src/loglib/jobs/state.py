@@ -5,7 +5,8 @@ is in `hands`, `free`, `doomed` or `deferred`. So the state is as large as the n
 reads no clock and no records: what an entry needs to know, it has.
 
     BEGIN     valid if all its records are fresh, or if it is one that is free or deferred; if `max_in_hand` and
-              `window` allow it; and if its member was not reaped before
+              `window` allow it; and if its member was not reaped before. If its records are no longer fresh, it takes
+              the next ones instead that are, up to its `spare`: so members that begin together do not try again
     SETTLE    valid with the token of a hand; otherwise it changes nothing
     RENEW     valid with the token of a hand that has a lease
     REAP      of a dead member: valid always; of a lease: valid with the token of a hand whose lease is over by then
@@ -217,7 +218,7 @@ class State(NotCopyable):
             if kind == SETTLE:
                 self._settle(outcome, count, moment, offset, token)
             elif kind == BEGIN:
-                self._begin(count, moment, offset, token)
+                self._begin(outcome, count, moment, offset, token)
             elif kind == REAP:
                 self._reap(outcome, moment, token, by=offset)
             elif kind == RENEW:
@@ -236,10 +237,13 @@ class State(NotCopyable):
             at += ENTRY_BYTES
         return at
 
-    def _begin(self, count: int, moment: int, offset: int, until: int) -> None:
+    def _begin(self, spare: int, count: int, moment: int, offset: int, until: int) -> None:
         member, now = moment & 0xFFFFFFFF, moment >> 32
+        if spare and offset < self.fresh:
+            count = min(count, offset + count + spare - self.fresh)
+            offset = self.fresh
         most = self.settings.max_in_hand
-        if (most and self.in_hand + count > most) or member in self.gone or not count:
+        if (most and self.in_hand + count > most) or member in self.gone or count <= 0:
             return
         attempt, first_begun = 1, now
         doomed = self.doomed.pop(offset, None) if count == 1 else None
@@ -484,6 +488,12 @@ class State(NotCopyable):
     def window_room(self) -> int:
         """The number of fresh records that the window allows."""
         return self.settings.window - self.unsettled
+
+    @property
+    def is_simple(self) -> bool:
+        """True if a fresh record may be begun, and there is nothing else that might be done."""
+        is_more = self.free or self.doomed or self.pins or self._waiting or self._leases or self.settings.max_in_hand
+        return not is_more and self.unsettled < self.settings.window
 
     def may_take(self) -> bool:
         """True if `max_in_hand` allows another record in hand."""

@@ -32,6 +32,7 @@ from .entries import (
     DEFER,
     EXPIRED,
     LOST,
+    MOST_SPARE,
     MOST_TOGETHER,
     PASS,
     PIN,
@@ -138,13 +139,37 @@ class Taking(NotCopyable):
             if lease_us:
                 moment = self._clock.moment()  # this process may have been stopped for longer than a lease
 
-    def _begin(self, found: tuple[int, int], moment: Moment, lease_us: int) -> None:
+    def take_next(self, moment: Moment) -> Begun | None:
+        """Take the next fresh record in few steps. None in any unusual case: then `take` looks what to do.
+
+        It writes before it looks: if others have begun this record, one of those after it comes.
+        """
+        acks, state = self.acks, self.acks.state
+        offset = state.fresh
+        batch = self.records.next_plain(offset)
+        if (
+            batch is None or self._order is not None or self._void or state.begun or state.ended
+            or len(state.mine) > len(self._pending) or not state.is_simple or acks.is_long()
+        ):  # fmt: skip
+            return None
+        self._begin((offset, 1, batch.offsets.stop - offset - 1), moment, 0)
+        state = acks.state
+        if len(state.begun) != 1:
+            return None
+        token = state.begun[0]
+        hand = state.hands[token]
+        if token in self._handed or not batch.offsets.start <= hand.offset < batch.offsets.stop:
+            return None
+        return Begun(token, batch, hand.offset, 1, hand.attempt, hand.first_begun)
+
+    def _begin(self, found: tuple[int, int, int], moment: Moment, lease_us: int) -> None:
         """Say that these records are begun, and look. What is pending is written before."""
-        offset, count = found
+        offset, count, spare = found
         until = moment.boottime_us + lease_us if lease_us else 0
         member = pair(self._me, min(max(moment.wall_us // 1_000_000, 0), 0xFFFFFFFF))
         entries = self._encoded(self._pending)
-        entries.append(self.acks.encode(BEGIN, 0, count, moment=member, offset=offset, token=until))
+        spare = min(spare, MOST_SPARE)
+        entries.append(self.acks.encode(BEGIN, spare, count, moment=member, offset=offset, token=until))
         self.acks.append(entries)
         self._confirm(self._look())
         if self._me in self.acks.state.gone:
@@ -168,7 +193,7 @@ class Taking(NotCopyable):
             except OffsetOutOfRangeError:
                 state = self._lose(state, offset)
                 continue
-            self._begin((offset, 1), moment, lease_us)
+            self._begin((offset, 1, 0), moment, lease_us)
             state = self.acks.state
 
     def _begun(self) -> Begun | None:
@@ -194,8 +219,11 @@ class Taking(NotCopyable):
         self._given[token] = job
         self.acks.state.begun.pop()
 
-    def _candidate(self, state: State, most: int, moment: Moment) -> tuple[int, int] | None:
-        """The offset and the number of records that may be begun. Defers those that are met before their time."""
+    def _candidate(self, state: State, most: int, moment: Moment) -> tuple[int, int, int] | None:
+        """The offset and number of records that may be begun, and of those after them that may be taken instead.
+
+        Defers those that are met before their time.
+        """
         self.is_blocked = False
         while state.may_take():
             offset = None
@@ -206,7 +234,7 @@ class Taking(NotCopyable):
                 if offset is not None:
                     batch, count = self.records.around(offset), 1  # before it is begun, so that damage raises here
                     if offset in state.free or self._wait_of(batch, offset, state, moment) is None:
-                        return offset, 1
+                        return offset, 1, 0
                 else:
                     fresh = self.records.fresh(state.fresh)
                     if fresh is None:
@@ -215,8 +243,13 @@ class Taking(NotCopyable):
                     first = max(batch.offsets.start, state.fresh)
                     count = min(most, batch.offsets.stop - first, state.room(), MOST_TOGETHER)
                     self.is_blocked = count <= 0
-                    if self.is_blocked or (count := self._count_due(batch, first, count, state, moment)):
-                        return None if self.is_blocked else (first, count)
+                    if self.is_blocked:
+                        return None
+                    if self._order is None and not self.records.due_times(batch):
+                        self.records.note_plain(batch)
+                        return first, count, batch.offsets.stop - first - count
+                    if count := self._count_due(batch, first, count, state, moment):
+                        return first, count, 0
                 state = self._defer(batch, offset, state, moment)
             except OffsetOutOfRangeError:
                 state = self._lose(state, offset)
@@ -241,8 +274,6 @@ class Taking(NotCopyable):
 
     def _count_due(self, batch: Batch, first: int, most: int, state: State, moment: Moment) -> int:
         """The number of fresh records, up to `most`, that may be begun together."""
-        if self._order is None and not self.records.due_times(batch):
-            return most
         waits = (self._wait_of(batch, offset, state, moment) for offset in range(first, first + most))
         return next((number for number, wait in enumerate(waits) if wait is not None), most)
 

@@ -1,0 +1,66 @@
+"""Job source: what gives jobs one by one: the member of a share, or members of the shares of several topics.
+
+Threads: safe for all; each loop has jobs of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ..config.arguments import check_count
+from ..config.quantities import Duration
+from .job import Job
+from .runner import run
+
+if TYPE_CHECKING:
+    from .share import Share
+
+
+class JobSource(ABC):
+    """The loops over jobs: a base of `Share` and `TopicsShare`."""
+
+    _explicit: bool  # the loops settle nothing
+
+    @abstractmethod
+    def _given(self, timeout: Duration | None) -> tuple[Share, Job] | None:
+        """The next job and its share; None if there is none for `timeout` seconds, or the source is stopped."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let all loops end when they ask for the next job. What is in hand stays in hand. Any thread may call this."""
+
+    def __iter__(self) -> Iterator[Job]:
+        return self.follow()
+
+    def follow(self, timeout: Duration | None = None) -> Iterator[Job]:
+        """Yield one job after the other, for ever or until `timeout` seconds pass without one.
+
+        With `settle="after"` a job that is not settled is accepted when the loop asks for the next one. If the loop
+        body raises or leaves the loop, its job is released, and comes again.
+
+        Raises `FencedJobError` if the job to be accepted was taken away; `StaleGenerationError` if this member was
+        evicted; `UnsettledError` with `settle="explicit"`; `ShareFullError` instead of the timeout if the window is
+        full and there are fresh records. Closing the share ends the loop. If the topic is closed, a loop with a timeout
+        raises `LogClosedError`.
+        """
+        while (found := self._given(timeout)) is not None:
+            yield from found[0].lend(found[1])
+            del found
+
+    def take(self, timeout: Duration | None = None) -> Job | None:
+        """One job, which the caller settles; None if none comes in `timeout` seconds, or the share is stopped."""
+        found = self._given(timeout)
+        return None if found is None else found[1]
+
+    def run(
+        self, handler: Callable[[Job], object], threads: int = 1, *, timeout: Duration | None = None
+    ) -> None:  # fmt: skip
+        """Call `handler` for each job, in this thread or in `threads` others, until `timeout`, `stop` or SIGTERM.
+
+        If the handler returns, its job is accepted, unless it has settled it itself. If it raises, the job is released
+        and the error logged; `Reject` rejects it. SIGTERM lets the jobs in hand end (in the main thread only).
+        """
+        check_count("threads", threads)
+        run(self, handler, threads, timeout, explicit=self._explicit)
