@@ -146,7 +146,7 @@ def test_bench_measures_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
 
 def test_help_of_each_verb_says_what_it_does(cli: Cli) -> None:
     verbs = list(verbs_of(cli("--help").output))
-    assert len(verbs) == len({*verbs}) == 41
+    assert len(verbs) == len({*verbs}) == 42
     for verb in verbs:
         shown = cli(verb, "--help")
         assert shown.code == 0 and shown.output.startswith(f"Usage: loglib {verb} "), verb

@@ -95,13 +95,16 @@ class Filter:
         except CalendarError:
             return "begin"
 
+    def passes(self, record: Record) -> bool:
+        """True if the record passes all filters."""
+        return all(test(record) for test in self._tests)
+
     def passing(self, records: Iterable[Record]) -> Iterable[Record]:
         """The records that pass, in their order."""
         return self._passing(records) if self._tests else records
 
     def _passing(self, records: Iterable[Record]) -> Iterator[Record]:
-        tests = self._tests
-        return (record for record in records if all(test(record) for test in tests))
+        return filter(self.passes, records)
 
     def last_starts(self, partitions: Sequence[Partition], count: int, on_damage: OnDamage) -> dict[int, int]:
         """For each partition the offset of the first of its last `count` records that pass, or of its end.

@@ -65,6 +65,7 @@ _PURPOSES = {
     },
     "Jobs": {
         "share": ("shares", "Look at shares, by which workers take jobs; reset, alter, evict, delete."),
+        "redrive": ("redrive", "Send dead letters back to the topics that they came from."),
     },
     "Drop or offload old records": {
         "retain": ("upkeep", "Drop the segments that the retention policy does not keep."),
