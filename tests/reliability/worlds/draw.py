@@ -21,7 +21,7 @@ __all__ = ["FEATURES", "OFF", "Choice", "draw", "features", "pairs", "possible"]
 T = TypeVar("T")
 
 POLICIES = ("compression", "shared", "replicas", "os", "retention", "hold", "headers", "background")
-STEPS = ("tx", "producers", "mirror", "archive", "tier", "groups", "arrow", "snapshot", "deletebefore", "turns")
+STEPS = ("tx", "producers", "mirror", "archive", "tier", "groups", "arrow", "snapshot", "deletebefore", "turns", "jobs")
 EVENTS = (
     "kill", "repair", "heal", "promote", "addpart", "store_older", "store_lost", "store_rot", "topic_older",
     "failover", "chain", "two_names", "mark_lost", "mark_rotten", "mended", "idle", "tx_moved", "day", "moved",

@@ -46,7 +46,7 @@ def _steps(world: World) -> list[steps.Step]:
 def kill(world: World) -> None:
     """A child writes, and dies at any call to the system."""
     allowed: list[steps.Step] = [*steps.IN_CHILDREN]
-    for name in ("tx", "arrow", "mirror", "archive", "tier", "retention", "groups"):
+    for name in ("tx", "arrow", "mirror", "archive", "tier", "retention", "groups", "jobs"):
         if name in world.on:
             allowed += steps.BY_FEATURE[name]
     calls = int(world.choose.random() ** 2 * KILLED_WITHIN)

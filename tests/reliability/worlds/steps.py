@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 import loglib
-from loglib import CorruptLogError, LogError, OffsetOutOfRangeError, StaleGenerationError, Topic
+from loglib import CorruptLogError, Job, LogError, OffsetOutOfRangeError, StaleGenerationError, Topic
+from loglib.errors import ShareReplacedError
 
 from .oracle import Wrong
 from .world import World
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 MANY_VALUES = 30
+JOBS = "jobs"
 BIG_BYTES, BIG_VALUES = 30_000, 50  # more than what a transaction stages in memory
 
 
@@ -120,14 +122,16 @@ def produce(world: World, topic: Topic) -> None:
 # --- transactions ----------------------------------------------------------------------------------------------
 
 
-def transact(world: World, topic: Topic, *, app: str = "app", commits: Any = None) -> tuple[bytes, ...]:
+def transact(
+    world: World, topic: Topic, *, app: str = "app", commits: Any = None, accepts: Job | None = None
+) -> tuple[bytes, ...]:
     """Commit a transaction in orders and bills; returns its values in orders. May be big, or aborted."""
     choose = world.choose
     size, kind, others = choose.random(), choose.random(), choose.random() < 0.5
     interleaved, count = choose.random() < 0.3, 1 + choose.below(4)
     mine: list[bytes] = []
     bills: list[bytes] = []
-    aborted = kind < 0.15 and commits is None
+    aborted = kind < 0.15 and commits is None and accepts is None
     with world.open_bills() if others else nullcontext() as other, suppress(_Abort), world.transaction(app) as tx:
         for _ in range(count):
             mine.append(world.value())
@@ -143,6 +147,8 @@ def transact(world: World, topic: Topic, *, app: str = "app", commits: Any = Non
             tx.append(other, bills[-1])
         if commits is not None:
             tx.commit(commits)
+        if accepts is not None:
+            tx.accept(accepts)
         world.note("orders", "again", tuple(mine))
         sections = [("orders", tuple(mine)), *([("bills", tuple(bills))] if bills else [])]
         if aborted:
@@ -261,6 +267,53 @@ def _handle(world: World, topic: Topic, name: str, *, in_a_transaction: bool) ->
     world.note("world", "noted_group", name, tuple(got))
 
 
+# --- jobs -------------------------------------------------------------------------------------------------------
+
+
+def jobs(world: World, topic: Topic) -> None:
+    """A worker settles what is there, in one way or another. Nothing that is settled comes again.
+
+    Some records may stay in its hand, and are released when it leaves. Or it settles all, and nothing was left out.
+    """
+    choose = world.choose
+    settles_all, most, in_a_transaction = choose.random() < 0.4, 1 + choose.below(40), choose.random() < 0.3
+    world.flush(topic)
+    try:
+        share = topic.share(JOBS, max_attempts=60_000, order=world.order)
+    except ShareReplacedError:
+        if not world.is_rewound:
+            raise
+        topic.reset_share(JOBS, "begin")
+        world.note("world", "noted_reset", world.share)
+        share = topic.share(JOBS)
+    with share:
+        there = {record.value or b"" for record in topic.read()}
+        for number, job in enumerate(share.follow(0.0)):
+            if not settles_all and number >= most:
+                break
+            _settle(world, topic, job, settles_all=settles_all, in_a_transaction=in_a_transaction)
+    left = there - world.begun_jobs()
+    if settles_all and left:
+        raise Wrong(f"a share has passed over {sorted(left)[:2]}")
+
+
+def _settle(world: World, topic: Topic, job: Job, *, settles_all: bool, in_a_transaction: bool) -> None:
+    value, how, name = job.value or b"", world.choose.random(), world.share
+    if value in world.handled.get(name, ()) and not world.repeats:
+        raise Wrong(f"job {value[:12]!r} came again after it was settled")
+    if how < 0.2 and not settles_all:
+        job.release()
+        return
+    world.note("world", "noted_begun", name, (value,))
+    if how < 0.3:
+        job.reject("by chance")
+    elif how < 0.35 and in_a_transaction and "tx" in world.on and not world.is_rewound:
+        transact(world, topic, app="jobs", accepts=job)
+    else:
+        job.accept()
+    world.note("world", "noted_group", name, (value,))
+
+
 # --- which ------------------------------------------------------------------------------------------------------
 
 Step = Callable[[World, Topic], None]
@@ -277,5 +330,6 @@ BY_FEATURE: dict[str, tuple[Step, ...]] = {
     "hold": (group,),
     "groups": (group, group),
     "deletebefore": (delete_before,),
+    "jobs": (jobs, jobs),
 }
 IN_CHILDREN = (append, append_many, append_many, flush, roll)

@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import loglib
 from loglib import FlushPolicy, LogError, OffsetOutOfRangeError, Retention, Topic
@@ -77,6 +77,7 @@ class World:
         self.repeats = False  # groups may get again what they have committed
         self.is_rewound = False  # what copies, archives and groups know may be ahead of the topic
         self.policies = self._policies()
+        self.order: Literal["none", "key"] = self.choose.pick(("none", "key"))  # of the share
 
         self._chance = Random(f"chance {seed}")
 
@@ -111,7 +112,7 @@ class World:
             else:
                 self.note("orders", "may_drop")
             if "hold" in self.on:
-                limits |= {"hold_for": ["holder"], "hold_bytes": MANY_BYTES}
+                limits |= {"hold_for": ["holder", *self.on.intersection(["jobs"])], "hold_bytes": MANY_BYTES}
         return policies | {"retention": Retention(**limits)}
 
     @property
@@ -120,6 +121,15 @@ class World:
         if "tier" in self.on:
             return self.place
         return self.archive if "archive" in self.on else None
+
+    @property
+    def share(self) -> str:
+        """The share of the topic in this place: a copy has none."""
+        return f"jobs of {self.path}"
+
+    def begun_jobs(self) -> set[bytes]:
+        """The values that were settled in any place, or were about to be."""
+        return set().union(*(values for name, values in self.begun.items() if name.startswith("jobs of ")))
 
     @property
     def ledger(self) -> Ledger:
@@ -147,6 +157,10 @@ class World:
     def noted_begun(self, group: str, values: tuple[bytes, ...]) -> None:
         """A kill may come between the commit and `noted_group`."""
         self.begun.setdefault(group, set()).update(values)
+
+    def noted_reset(self, group: str) -> None:
+        """All of its records come again."""
+        self.handled.pop(group, None)
 
     def noted_cut(self) -> None:
         """Somebody drops the beginning of a partition by hand."""
@@ -358,10 +372,11 @@ class World:
 
     def _check_holder(self, seen: set[bytes]) -> None:
         """Retention has waited for the group."""
-        if "hold" in self.on and "holder" in self.handled and not self.is_cut:
-            dropped = self.ledger.acked - seen - self.begun["holder"] - self.ledger.excused
-            if dropped:
-                raise Wrong(f"dropped before the group had handled it: {sorted(dropped)[:2]}")
+        for name, begun in (("holder", self.begun.get("holder", set())), (self.share, self.begun_jobs())):
+            if "hold" in self.on and name in self.handled and not self.is_cut:
+                dropped = self.ledger.acked - seen - begun - self.ledger.excused
+                if dropped:
+                    raise Wrong(f"dropped before {name} had handled it: {sorted(dropped)[:2]}")
 
     def _check_bills(self) -> set[bytes]:
         if not os.path.exists(self.bills):
