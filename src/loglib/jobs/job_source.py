@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..config.arguments import check_count
 from ..config.quantities import Duration
 from .job import Job
 from .runner import run
 
-if TYPE_CHECKING:
-    from .share import Share
+
+class Lender(Protocol):
+    """The share of a job, as a loop knows it."""
+
+    def lend(self, job: Job) -> Iterator[Job]:
+        """Give the loop this job, and take it back when the loop asks for the next one, or is left."""
 
 
 class JobSource(ABC):
@@ -24,7 +28,7 @@ class JobSource(ABC):
     _explicit: bool  # the loops settle nothing
 
     @abstractmethod
-    def _given(self, timeout: Duration | None) -> tuple[Share, Job] | None:
+    def _given(self, timeout: Duration | None) -> tuple[Lender, Job] | None:
         """The next job and its share; None if there is none for `timeout` seconds, or the source is stopped."""
 
     @abstractmethod
