@@ -330,7 +330,7 @@ STEPS = {
     "before it is applied": ("loglib.transactions.apply", "Applier.run"),
     "before a partition": ("loglib.transactions.apply", "apply_section"),
     "before it is done": ("loglib.transactions.store", "Store.finish"),
-    "before staging is removed": ("loglib.spark.commit", "sweep"),
+    "before staging is removed": ("loglib.spark.commit", "sweep_staging"),
 }
 
 
