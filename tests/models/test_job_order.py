@@ -102,7 +102,7 @@ def held_up(seen: Said, record: int, mistake: str) -> bool:
 
 def steps(world: World, scene: Scene, mistake: str = "") -> Iterator[tuple[str, World]]:
     now_says = said(world.log, mistake)
-    _check(world, now_says, mistake)
+    _check(world, now_says)
     for number in MEMBERS:
         member = world.members[number]
         if not member.alive:
@@ -145,9 +145,7 @@ def _step(
                 yield f"{number} composes a seal", composed("seal")
         case "composed" if len(world.log) < scene.most_entries and member.entry is not None:
             begins = member.entry.kind == "begin"
-            after = member._replace(
-                doing="sent" if begins else "idle", token=len(world.log) if begins else -1, view=member.view
-            )
+            after = member._replace(doing="sent" if begins else "idle", token=len(world.log) if begins else -1)
             yield f"{number} writes", _with(world, number, after)._replace(log=(*world.log, member.entry))
         case "sent":
             in_hand = member.token in now_says.records
@@ -159,7 +157,7 @@ def _step(
                 yield f"{number} composes: {kind}", composed(kind, *mine, token=member.token)
 
 
-def _check(world: World, now_says: Said, mistake: str) -> None:
+def _check(world: World, now_says: Said) -> None:
     for member in world.members:
         runs_second = member.alive and member.doing == "runs" and now_says.records[1] == member.token
         if runs_second and now_says.records[0] not in (SETTLED, member.token):

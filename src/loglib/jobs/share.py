@@ -159,9 +159,7 @@ class Share(Joined, JobSource):
         """Write the accept of a loop that would otherwise wait for the next take."""
         if self._owing:
             with self._opened():
-                for taking in list(self._owing.values()):
-                    taking.settle_pending()
-                    del self._owing[taking.partition]
+                self._settle_owed(None)
 
     def rest(self, deadline: float | None) -> float:
         """The time in seconds after which the share is to be asked although no descriptor is readable."""
@@ -332,10 +330,7 @@ class Share(Joined, JobSource):
                 taking.settle_pending()
             return None
         first = takings[self._turn % len(takings)]
-        for taking in list(self._owing.values()):
-            if taking is not first:  # its accept would wait for the end of another partition's job
-                taking.settle_pending()
-                del self._owing[taking.partition]
+        self._settle_owed(first)
         for place in range(len(takings)):
             taking = takings[(self._turn + place) % len(takings)]
             if taking.acks.state.expired(moment.boottime_us):
@@ -353,6 +348,13 @@ class Share(Joined, JobSource):
                 self._turn += place + (self._served % _JOBS_A_TURN == 0)
                 return taking, job
         return None
+
+    def _settle_owed(self, unless: Taking | None) -> None:
+        """Write accepts that would wait for the end of another partition's job: all but those of this partition."""
+        for taking in list(self._owing.values()):
+            if taking is not unless:
+                taking.settle_pending()
+                del self._owing[taking.partition]
 
     def _now(self, takings: list[Taking]) -> Moment:
         """The present moment; up to 10 ms ago, unless leases or waiting records ask for the true one."""

@@ -232,25 +232,26 @@ class Taking(NotCopyable):
                     self._order.follow(state)
                 offset = self._free(state, moment)
                 if offset is not None:
-                    batch, count = self.records.around(offset), 1  # before it is begun, so that damage raises here
-                    if offset in state.free or self._wait_of(batch, offset, state, moment) is None:
+                    around = self.records.around(offset)  # before it is begun, so that damage raises here
+                    if offset in state.free or self._wait_of(around, offset, state, moment) is None:
                         return offset, 1, 0
-                else:
-                    fresh = self.records.fresh(state.fresh)
-                    if fresh is None:
-                        return None
-                    batch = fresh
-                    first = max(batch.offsets.start, state.fresh)
-                    count = min(most, batch.offsets.stop - first, state.room(), MOST_TOGETHER)
-                    self.is_blocked = count <= 0
-                    if self.is_blocked:
-                        return None
-                    if self._order is None and not self.records.due_times(batch):
-                        self.records.note_plain(batch)
-                        return first, count, batch.offsets.stop - first - count
-                    if count := self._count_due(batch, first, count, state, moment):
-                        return first, count, 0
-                state = self._defer(batch, offset, state, moment)
+                    state = self._defer(around, range(offset, offset + 1), state, moment)
+                    continue
+                batch = self.records.fresh(state.fresh)
+                if batch is None:
+                    return None
+                first, stop = max(batch.offsets.start, state.fresh), batch.offsets.stop
+                count = min(most, stop - first, state.room(), MOST_TOGETHER)
+                self.is_blocked = count <= 0
+                if self.is_blocked:
+                    return None
+                if self._order is None and not self.records.due_times(batch):
+                    self.records.note_plain(batch)
+                    return first, count, stop - first - count
+                if count := self._count_due(batch, first, count, state, moment):
+                    return first, count, 0
+                most_deferred = min(stop - first, state.window_room(), _MOST_DEFERRED)
+                state = self._defer(batch, range(first, first + most_deferred), state, moment)
             except OffsetOutOfRangeError:
                 state = self._lose(state, offset)
         return None
@@ -277,12 +278,10 @@ class Taking(NotCopyable):
         waits = (self._wait_of(batch, offset, state, moment) for offset in range(first, first + most))
         return next((number for number, wait in enumerate(waits) if wait is not None), most)
 
-    def _defer(self, batch: Batch, offset: int | None, state: State, moment: Moment) -> State:
-        """Let a record wait; without an offset, the fresh ones of the batch up to the first that need not."""
+    def _defer(self, batch: Batch, offsets: range, state: State, moment: Moment) -> State:
+        """Let these records of the batch wait, up to the first that need not."""
         entries, keys = list[bytes](), set[bytes]()  # the keys of those that wait
-        first = max(batch.offsets.start, state.fresh) if offset is None else offset
-        most = min(state.window_room(), _MOST_DEFERRED) if offset is None else 1
-        for each in range(first, min(batch.offsets.stop, first + most)):
+        for each in offsets:
             key = None if self._order is None else batch.keys[each - batch.offsets.start]
             wait = (BY_KEY, 0) if key in keys else self._wait_of(batch, each, state, moment)
             if wait is None:
