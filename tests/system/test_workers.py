@@ -182,7 +182,7 @@ class Closing:
 
 @pytest.fixture
 def billiard_pool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of billiard's pool, as far as it is used, and no other package with exit functions."""
+    """A stand-in for the module of billiard's pool; no other package with exit functions is there."""
     pool = ModuleType("billiard.pool")
     monkeypatch.setitem(sys.modules, "billiard.pool", pool)
     monkeypatch.setattr(process, "_POOLS", ())
