@@ -49,6 +49,7 @@ ALONE = {
 APART = frozenset(frozenset(("replicas", each)) for each in ALONE)
 
 REPLICATED = 5  # every fifth world has replicas
+BY_NUMBER = 3  # the pairs of a world that its number chooses
 
 
 class Choice(Random):
@@ -77,12 +78,12 @@ def features() -> tuple[str, ...]:
 
 
 def draw(seed: int, among: tuple[str, ...] | None = None) -> frozenset[str]:
-    """The features of the world of this seed. Two pairs are chosen by the number, and the others by chance."""
+    """The features of the world of this seed. Some pairs are chosen by the number, and the others by chance."""
     among = features() if among is None else among
     choose = Choice(f"features {seed}")
     matrix = possible(among)
-    place, half = seed * 7919 % len(matrix), len(matrix) // 2
-    chosen = matrix[place] + matrix[(place + half) % len(matrix)]
+    places = [(seed * 7919 + number * len(matrix) // BY_NUMBER) % len(matrix) for number in range(BY_NUMBER)]
+    chosen = [name for place in places for name in matrix[place]]
     replicated = ("replicas",) * (seed % REPLICATED == 0)  # which exclude many others, so they come first
     on: set[str] = set()
     for name in (*replicated, *chosen, *choose.mix(among)[: 2 + choose.below(9)]):
