@@ -165,6 +165,30 @@ def test_release_waits_for_its_delay(topic: Topic, clock: Clock) -> None:
         assert values(share) == [b"0"]
 
 
+def test_delay_counts_also_for_a_member_that_has_looked_before(topic: Topic, clock: Clock) -> None:
+    """Its entry, which begins the free record, lands after another member has begun and released it for later."""
+    with topic.share("mail") as late, topic.share("mail") as other:
+        (job,) = taken(other, 1)
+        job.release()
+        acks = late._takings[0].acks
+        append = acks.append
+
+        def after_the_other(entries: list[bytes]) -> None:
+            acks.append = append  # type: ignore[method-assign]
+            (again,) = taken(other, 1)
+            assert again.offset == job.offset
+            again.release(60)
+            append(entries)
+
+        acks.append = after_the_other  # type: ignore[method-assign]
+        assert b"0" not in values(late)
+        assert only(topic).waiting == {job.offset: 60.0}
+        clock.advance(timedelta(seconds=60))
+        (third,) = taken(late, 1)
+        assert (third.value, third.attempt) == (b"0", 3)
+        third.accept()
+
+
 def test_backoff_doubles_with_each_attempt_and_varies_by_a_fifth(topic: Topic, clock: Clock) -> None:
     with topic.share("mail", backoff=10) as share:
         for expected in (10, 20, 40):

@@ -59,6 +59,7 @@ from .entries import (
     pair,
     unpair,
 )
+from .hand import Doomed, Hand
 
 _MOST_ATTEMPTS = 0xFFFF  # in a checkpoint
 _IS_PINNED, _IS_DOOMED, _IS_DEFERRED = 1, 2, 4  # flags of an item
@@ -94,15 +95,6 @@ class Free(NamedTuple):
     first_begun: int  # seconds UTC; 0: never
 
 
-class Doomed(NamedTuple):
-    """A record whose attempts are used up, and whose dead letter is not written yet."""
-
-    attempts: int
-    first_begun: int  # seconds UTC
-    member: int  # that had it in hand last
-    how: str = "its worker has died, or its lease was over"
-
-
 class Taken(NamedTuple):
     """Records that were taken out of a hand of this member, and why."""
 
@@ -116,42 +108,6 @@ class Ended(NamedTuple):
     offset: int
     attempts: int
     how: str
-
-
-class Hand:
-    """Records that were begun together."""
-
-    __slots__ = ("attempt", "begun", "count", "doomed", "first_begun", "member", "offset", "pinned", "some", "until")
-
-    def __init__(
-        self, offset: int, count: int, member: int, until: int, attempt: int, first_begun: int, begun: int
-    ) -> None:
-        self.offset = offset
-        self.count = count
-        self.member = member
-        self.until = until  # the end of the lease, microseconds since the boot; 0: none
-        self.attempt = attempt
-        self.first_begun = first_begun  # seconds UTC
-        self.begun = begun  # seconds UTC
-        self.some: set[int] | None = None  # the offsets still in hand; None: all of them
-        self.pinned: set[int] = set()  # the offsets of them that a transaction settles
-        self.doomed: Doomed | None = None  # no handler has it: it is in hand only for its dead letter
-
-    def offsets(self) -> Sequence[int]:
-        """The offsets still in hand."""
-        return range(self.offset, self.offset + self.count) if self.some is None else sorted(self.some)
-
-    def loose(self) -> Sequence[int]:
-        """The offsets in hand that are not pinned."""
-        return [each for each in self.offsets() if each not in self.pinned] if self.pinned else self.offsets()
-
-    def among(self, offset: int, count: int) -> set[int]:
-        """The offsets of these that are in hand."""
-        wanted = range(max(offset, self.offset), min(offset + count, self.offset + self.count))
-        return set(wanted) if self.some is None else self.some.intersection(wanted)
-
-    def __len__(self) -> int:
-        return self.count if self.some is None else len(self.some)
 
 
 class Item(NamedTuple):
@@ -245,7 +201,7 @@ class State(NotCopyable):
         most = self.settings.max_in_hand
         if (most and self.in_hand + count > most) or member in self.gone or count <= 0:
             return
-        attempt, first_begun = 1, now
+        attempt, first_begun, not_before = 1, now, 0
         doomed = self.doomed.pop(offset, None) if count == 1 else None
         if offset >= self.fresh:
             if self.unsettled + count > self.settings.window:
@@ -260,10 +216,10 @@ class State(NotCopyable):
             if free is None:
                 return
             self._ready.pop(offset, None)
-            attempt, first_begun = free.attempts + 1, free.first_begun or now
+            attempt, first_begun, not_before = free.attempts + 1, free.first_begun or now, free.until
         token = pair(self.entries, self.generation)
         hand = self.hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
-        hand.doomed = doomed
+        hand.doomed, hand.not_before = doomed, not_before
         self.in_hand += count
         if until:
             heapq.heappush(self._leases, (until, token))

@@ -44,9 +44,10 @@ from .entries import (
     SETTLE,
     pair,
 )
+from .hand import Hand
 from .key_order import KeyOrder
 from .records import Records
-from .state import CHOICES, KEY_ORDER, Counts, Hand, State
+from .state import CHOICES, KEY_ORDER, Counts, State
 
 logger = logging.getLogger("loglib")
 
@@ -203,11 +204,11 @@ class Taking(NotCopyable):
             token = state.begun[-1]
             hand = state.hands.get(token)
             if hand is not None and token not in self._handed:
-                if not hand.until or hand.until > self._clock.moment().boottime_us:
+                if not (hand.until or hand.not_before) or hand.is_in_time(self._clock.moment().boottime_us):
                     with suppress(OffsetOutOfRangeError):  # begun before an interrupt, and dropped by retention since
                         batch = self.records.around(hand.offset)
                         return Begun(token, batch, hand.offset, hand.count, hand.attempt, hand.first_begun)
-                self._settle_if_held(token, hand, RETURNED)  # no handler has begun it: it is late, or there is none
+                self._settle_if_held(token, hand, RETURNED)  # no handler has it: it is too early, too late, or gone
             state.begun.pop()
         return None
 
@@ -365,7 +366,7 @@ class Taking(NotCopyable):
 
     def _settle_if_held(self, token: int, hand: Hand, outcome: int) -> None:
         with suppress(FencedJobError):  # it was just taken away
-            self._settle(Settling(token, hand.offset, hand.count, outcome))
+            self._settle(Settling(token, hand.offset, hand.count, outcome, hand.not_before))
 
     def in_hand(self, token: int, offset: int, count: int) -> list[int]:
         """Those of the records that this member may settle, after a look. `FencedJobError` if there is none."""
