@@ -18,9 +18,9 @@ from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
 
 from conftest import NOW, Clock, UnsyncedFiles, crash_copy, open_files
 from loglib import CorruptLogError, LogError, LogMovedError, StorageFullError, Topic, UnsupportedFormatError, repair
+from loglib.append import live_policies
 from loglib.errors import LockedError, ShareFullError, ShareReplacedError
-from loglib.jobs import ack_log, entries, generation
-from loglib.jobs import share as share_module
+from loglib.jobs import ack_log, entries, generation, recent_moment
 from loglib.jobs.entries import (
     ACCEPTED,
     BEGIN,
@@ -631,7 +631,10 @@ def test_foreign_names_do_no_harm(topic: Topic) -> None:
         assert len(topic.share_info("mail").members) == 1
 
 
-def test_i9_opening_a_share_costs_the_same_in_a_large_topic(open_topic: Open, tmp_path: Path) -> None:
+def test_i9_opening_a_share_costs_the_same_in_a_large_topic(
+    open_topic: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_policies, "_LOOK_S", 1e18)  # a reader looks for new policies when it joins first
     calls = []
     for count in (30, 3000):
         files = RecordingFiles(UnsyncedFiles())
@@ -647,7 +650,7 @@ def test_i9_opening_a_share_costs_the_same_in_a_large_topic(open_topic: Open, tm
 
 
 def test_taking_and_settling_costs_two_calls(open_topic: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share_module, "_MOMENT_S", 1e18)
+    monkeypatch.setattr(recent_moment, "_RECENT_S", 1e18)
     files = RecordingFiles(UnsyncedFiles())
     topic = open_topic(files=files)
     topic.append_many([b"x"] * 90)
@@ -668,7 +671,7 @@ def test_taking_and_settling_costs_two_calls(open_topic: Open, monkeypatch: pyte
 def test_members_that_are_behind_get_the_next_records_and_none_twice(
     open_topic: Open, monkeypatch: pytest.MonkeyPatch, moment_s: float
 ) -> None:
-    monkeypatch.setattr(share_module, "_MOMENT_S", moment_s)
+    monkeypatch.setattr(recent_moment, "_RECENT_S", moment_s)
     topic = open_topic()
     for _ in range(4):
         topic.append_many([b"x"] * 100)

@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import LogMovedError
+from ..errors import LogMovedError, StorageIOError
+from ..format.watermark import NAME as WATERMARK
+from ..format.watermark import WatermarkWriter
 from ..log.recovery import rewrite
-from ..segment import HEADER_BYTES, SegmentReader
+from ..segment import HEADER_BYTES, SegmentReader, segment_name
+from ..system.directory import Directory
 from ..system.files import Buffer, Files
 from ..system.not_copyable import NotCopyable
 
@@ -73,6 +76,39 @@ class ActiveSegment(NotCopyable):
             found = f"was changed by another program: it is {facts.st_size} bytes long instead of {position}"
             raise LogMovedError(self.path, found, kept=False)
         return facts.st_size
+
+    def find_gone(self, end: int) -> LogMovedError | None:
+        """An error if the segment has lost its name or was changed by another program, else None. One fstat."""
+        try:
+            self.checked_size(self.file_position(end))
+        except LogMovedError as error:
+            return error
+        except OSError as error:
+            raise StorageIOError(self.path, error, "looking whether it is still there") from error
+        return None
+
+    def find_moved(
+        self, place: Directory, watermark: WatermarkWriter, *, thorough: bool = False
+    ) -> LogMovedError | None:
+        """An error if the path no longer leads to the directory or the watermark, else None. One lstat.
+
+        If `thorough`, it also checks if only the segment was moved. Takes no lock.
+        """
+        try:
+            if thorough and not place.exists(segment_name(self.base_offset)):
+                return LogMovedError(self.path, "was moved elsewhere", kept=True)
+            if watermark.is_named():
+                # A copy made of hard links has the same files in another directory.
+                if self.links == 1 or place.is_named():
+                    return None
+            elif place.is_named():
+                path = place.path_of(WATERMARK)
+                return LogMovedError(path, "was removed, or another file put in its place", kept=True)
+        except PermissionError:  # this process may have dropped its rights there, as daemons do
+            return None
+        except OSError as error:
+            raise StorageIOError(place.path, error, "looking whether it is still there") from error
+        return LogMovedError(place.path, "was moved, or another directory put in its place", kept=True)
 
     def sync(self, *, durable_end: int, end: int) -> None:
         """Make everything below `end` durable; everything below `durable_end` already is. An `OSError` is final."""

@@ -216,7 +216,7 @@ class BatchWriter(NotCopyable):
     # --- files that were moved -------------------------------------------------------------------
 
     def _check_moved(self) -> None:
-        moved = self.disk.find_gone(self.batch.tail.end) or self.disk.find_moved(thorough=True)
+        moved = self.disk.active.find_gone(self.batch.tail.end) or self.disk.find_moved(thorough=True)
         if moved is not None:
             self._fail_moved(moved)
 

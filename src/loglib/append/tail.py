@@ -18,11 +18,10 @@ from typing import NamedTuple, NoReturn
 
 from ..config.policies import MAX_OFFSET, TopicConfig
 from ..config.quantities import microseconds
-from ..errors import LogMovedError, StorageIOError, WriterFailedError
+from ..errors import LogMovedError, WriterFailedError
 from ..format.chain import Jumps, added
 from ..format.header import NO_PRODUCER, PRODUCERS, Body, Header, Producer, batch_of_one, stamp
 from ..format.record import new_tuple
-from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, WatermarkWriter
 from ..log.ages import Stamp, open_since
 from ..log.index import SegmentIndex
@@ -83,9 +82,6 @@ class TailWriter(NotCopyable):
     Construction recovers the partition (see log/recovery.py), whose lock the caller must hold. It raises
     `CorruptLogError` without having changed anything. The caller closes `files_to_close`. With `copies`, what is
     flushed is also flushed in other directories before readers see it.
-
-    If other processes may have had the lock meanwhile, `resume` finds where the log ends now. If it returns None, the
-    caller must call `reopen`.
     """
 
     _watermark: WatermarkWriter
@@ -365,9 +361,8 @@ class TailWriter(NotCopyable):
         used = end - self.active.base_offset
         if used == 0:
             return False
-        if end == self._begun_segment:  # an interrupted roll may have left its file: finish it before any write
-            return True
-        if used + length > min(self._roll_bytes, self.segment_limit()):
+        # An interrupted roll may have left the file of the next segment: finish it before any write.
+        if end == self._begun_segment or used + length > self.segment_bytes():
             return True
         age, began = self._segment_age_us, self.active.began
         return age is not None and began is not None and now.boottime_us - began >= age
@@ -471,42 +466,11 @@ class TailWriter(NotCopyable):
         if asked is not None:
             asked.settle()
 
-    # --- files that were moved ---------------------------------------------------------------------
-
-    def find_gone(self, end: int) -> LogMovedError | None:
-        """An error if the segment has lost its name or was changed by another program, else None. One fstat."""
-        active = self.active
-        try:
-            active.checked_size(active.file_position(end))
-        except LogMovedError as error:
-            return error
-        except OSError as error:
-            raise StorageIOError(active.path, error, "looking whether it is still there") from error
-        return None
+    # --- failure -----------------------------------------------------------------------------------
 
     def find_moved(self, *, thorough: bool = False) -> LogMovedError | None:
-        """An error if the path no longer leads to the directory or the watermark, else None. One lstat.
-
-        If `thorough`, it also checks if only the segment was moved. Takes no lock.
-        """
-        active, place = self.active, self.place
-        try:
-            if thorough and not place.exists(segment_name(active.base_offset)):
-                return LogMovedError(active.path, "was moved elsewhere", kept=True)
-            if self._watermark.is_named():
-                # A copy made of hard links has the same files in another directory.
-                if active.links == 1 or place.is_named():
-                    return None
-            elif place.is_named():
-                path = place.path_of(WATERMARK)
-                return LogMovedError(path, "was removed, or another file put in its place", kept=True)
-        except PermissionError:  # this process may have dropped its rights there, as daemons do
-            return None
-        except OSError as error:
-            raise StorageIOError(place.path, error, "looking whether it is still there") from error
-        return LogMovedError(place.path, "was moved, or another directory put in its place", kept=True)
-
-    # --- failure -----------------------------------------------------------------------------------
+        """An error if the paths lead to other files, as `ActiveSegment.find_moved` says, else None."""
+        return self.active.find_moved(self.place, self._watermark, thorough=thorough)
 
     def check(self) -> None:
         """Raise the failure that stops writing, if there is one."""
@@ -538,10 +502,9 @@ class TailWriter(NotCopyable):
         The new log start is durable before the first file is removed. So a crash leaves files that recovery removes,
         and never a gap.
         """
-        dropped = [base for base in self._index.bases() if base < base_offset]
-        log_start = self._watermark.mark.log_start_offset
-        last = self._watermark.mark.held_from if self._watermark.mark.held_txn else self.active.base_offset
-        if not log_start <= base_offset <= min(last, self.active.base_offset) or not dropped:
+        dropped, mark = [base for base in self._index.bases() if base < base_offset], self.mark
+        last = mark.held_from if mark.held_txn else self.active.base_offset
+        if not mark.log_start_offset <= base_offset <= min(last, self.active.base_offset) or not dropped:
             return []  # below the log start: another pass has dropped it already
         self.publication.publish(log_start=base_offset)
         self.publication.sync()

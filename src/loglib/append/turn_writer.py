@@ -107,6 +107,24 @@ class TurnWriter(BatchWriter):
         self._turn.check_outside(self.directory)
         return self._turn.take(action, unless=unless)
 
+    def _take_reporting(self, action: Callable[[], T]) -> T | None:
+        """Run the action in this thread's turn, with the partition. A `LogError` of it also reports what is owed."""
+        self.check_outside()
+
+        def run() -> T | None:
+            with self.held():
+                return self._take_turn(action)
+
+        return self._reporting(run)
+
+    def _reporting(self, action: Callable[[], T]) -> T:
+        """Run the action. A `LogError` of it also reports what is owed."""
+        try:
+            return action()
+        except LogError as error:
+            self._losses.report(error)
+            raise
+
     # --- take ------------------------------------------------------------------------------------
 
     @contextmanager

@@ -362,24 +362,6 @@ class Writer(TurnWriter):
         if self.disk.rolled:
             self._tell_rolled()
 
-    def _take_reporting(self, action: Callable[[], T]) -> T | None:
-        """Run the action in this thread's turn, with the partition. A `LogError` of it also reports what is owed."""
-        self.check_outside()
-
-        def run() -> T | None:
-            with self.held():
-                return self._take_turn(action)
-
-        return self._reporting(run)
-
-    def _reporting(self, action: Callable[[], T]) -> T:
-        """Run the action. A `LogError` of it also reports what is owed."""
-        try:
-            return action()
-        except LogError as error:
-            self._losses.report(error)
-            raise
-
     def _flush_record(self, offset: int, batch: OpenBatch | None = None) -> None:
         """Make the record at `offset`, appended to `batch`, durable. Another thread's flush may do it."""
 
@@ -408,7 +390,7 @@ class Writer(TurnWriter):
                 self._seal()  # which looks at the segment
                 moved = self.disk.find_moved()
             else:
-                moved = self.disk.find_gone(self.batch.tail.end) or self.disk.find_moved()
+                moved = self.disk.active.find_gone(self.batch.tail.end) or self.disk.find_moved()
             if moved is not None:
                 self._fail_moved(moved)
             tail, active = self.batch.tail, self.disk.active

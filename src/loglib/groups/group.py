@@ -111,7 +111,6 @@ class AnyGroup(Joined, Generic[Handed, HandedBatch, Key]):
         self._directory = directory
         start_position = StartPosition(directory, start, self.member, restart=on_out_of_range == "start")
         self._closed: LogClosedError | None = None
-        self._why = ""  # why the group is closed, if one of its topics was closed
         self._using = threading.RLock()  # held while files are in use; close() from another thread sees it
         self._working = threading.Lock()  # held during a call; a call in the middle of it sees it
         self._commit_at = 0.0
@@ -429,12 +428,6 @@ class AnyGroup(Joined, Generic[Handed, HandedBatch, Key]):
     def closed(self) -> bool:
         """True if this member has left the group."""
         return self._closed is not None
-
-    def _end(self, why: str) -> None:
-        """Close because a topic was closed. A loop with a timeout then raises instead of ending."""
-        if self._closed is None:
-            self._why = why
-        self.close()
 
     def close(self) -> None:
         """Commit handled records, release the partitions and leave the group. Ends an iteration in any thread."""

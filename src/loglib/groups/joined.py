@@ -26,6 +26,7 @@ class Joined(Shown, NotCopyable):
     name: str  # of what it has joined
     member: str
     _closed: LogError | None
+    _why = ""  # why the member is closed, if a topic was closed
     _left = True  # until all is open
 
     @abstractmethod
@@ -39,6 +40,12 @@ class Joined(Shown, NotCopyable):
     @abstractmethod
     def _holding(self) -> tuple[str, object]:
         """The name and the value of the fact to show about a member that is joined."""
+
+    def _end(self, why: str) -> None:
+        """Close because a topic was closed. A loop with a timeout then raises instead of ending."""
+        if self._closed is None:
+            self._why = why
+        self.close()
 
     def __enter__(self) -> Self:
         return self

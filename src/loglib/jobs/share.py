@@ -44,6 +44,7 @@ from .job import InHand, Job, JobBatch
 from .job_source import JobSource
 from .members import MemberFile, is_dead
 from .pinning import Pinning
+from .recent_moment import RecentMoment
 from .records import record_of
 from .taking import Begun, Settling, Taking, shown_rows
 from .transacting import Promise
@@ -57,8 +58,6 @@ _LOOKS_S = (0.0, 0.001, 0.004, 0.016, 0.064, 0.25)
 _READ_S = 0.01
 # How long a member sleeps that was woken, and found nothing: others write for each of their records.
 _NAP_S = 0.001
-# How long a moment is used without a lease: it tells when a record was begun, in seconds.
-_MOMENT_S = 0.01
 _JOBS_A_TURN = 64  # of one partition; then the next one is asked first
 _SPREAD = 0.2  # of a backoff, so that what failed together does not come back together
 _MOST_BACKOFF_S = 86_400.0
@@ -116,7 +115,6 @@ class Share(Joined, JobSource):
         self._directory = directory
         self._clock = directory.clock
         self._closed: LogError | None = None
-        self._why = ""  # why the share is closed, if its topic was closed
         self._given_up = False  # what is in hand
         self._using = threading.RLock()  # held while a call reads or writes; never while it waits or handles
         self._takings: dict[int, Taking] = {}
@@ -124,8 +122,7 @@ class Share(Joined, JobSource):
         self._served = 0  # jobs and batches, from any partition
         self._last: Taking | None = None  # the partition that is asked next, if nothing else is to be done
         self._owing: dict[int, Taking] = {}  # by partition; these have an accept to be written with the next take
-        self._moment: Moment | None = None  # read at `_moment_at`: reading both clocks costs microseconds
-        self._moment_at = 0.0
+        self._recent = RecentMoment(self._clock)
         self._looks = iter(_LOOKS_S)
         self._look_at = self._read_at = 0.0
         self._waiting: list[None] = []  # an item for each thread that waits for a job
@@ -298,9 +295,9 @@ class Share(Joined, JobSource):
 
         All is checked that `_try_each` checks; it tries again after a None.
         """
-        taking, moment = self._last, self._moment
+        taking, moment = self._last, self._recent.known(now)
         if (
-            taking is None or moment is None or not 0 <= now - self._moment_at < _MOMENT_S or make != self._job
+            taking is None or moment is None or make != self._job
             or self._lease_us or self._stopped or self._pinning.may_be_pending
             or (self._served + 1) % _JOBS_A_TURN == 0 or (self._owing and [*self._owing.values()] != [taking])
         ):  # fmt: skip
@@ -324,7 +321,9 @@ class Share(Joined, JobSource):
         self, most: int, make: Callable[[Taking, int, Moment], Taken | None]
     ) -> tuple[Taking, Taken] | None:
         takings = list(self._takings.values())
-        moment = self._now(takings)
+        # Leases and waiting records ask for the true moment.
+        is_timed = bool(self._lease_us) or any(taking.acks.state.is_timed for taking in takings)
+        moment = self._recent.read(exactly=is_timed)
         if self._stopped:
             for taking in takings:
                 taking.settle_pending()
@@ -355,14 +354,6 @@ class Share(Joined, JobSource):
             if taking is not unless:
                 taking.settle_pending()
                 del self._owing[taking.partition]
-
-    def _now(self, takings: list[Taking]) -> Moment:
-        """The present moment; up to 10 ms ago, unless leases or waiting records ask for the true one."""
-        now = monotonic()
-        is_timed = self._lease_us or any(taking.acks.state.is_timed for taking in takings)
-        if is_timed or self._moment is None or not 0 <= now - self._moment_at < _MOMENT_S:
-            self._moment_at, self._moment = now, self._clock.moment()
-        return self._moment
 
     def _check_not_blocked(self) -> None:
         for taking in () if self._stopped else self._takings.values():
@@ -499,12 +490,6 @@ class Share(Joined, JobSource):
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
-
-    def _end(self, why: str) -> None:
-        """Close because the topic was closed."""
-        if self._closed is None:
-            self._why = why
-        self.close()
 
     def close(self) -> None:
         """Release what is in hand, make durable what is settled, and leave the share. Loops end.

@@ -90,7 +90,6 @@ class Files(SystemCalls):
         return os.urandom(count)
 
     # --- files --------------------------------------------------------------------------------------
-
     # With `dir_fd`, an open directory, the last part of the path is looked up there; the path is for messages.
 
     def open_read(self, path: str, *, dir_fd: int | None = None) -> int:
@@ -375,8 +374,7 @@ class Files(SystemCalls):
 
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
         """Name and size in bytes of everything in the directory (in `dir_fd`, if given), in no order."""
-        found = {}
-        place = directory if dir_fd is None else dir_fd
+        found, place = dict[str, int](), directory if dir_fd is None else dir_fd
         for name in with_a_free_descriptor(directory, lambda: self.listdir(place)):
             try:
                 found[name] = self.facts(os.path.join(directory, name), dir_fd=dir_fd).st_size
