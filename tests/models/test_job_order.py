@@ -1,8 +1,9 @@
-"""The order of keys, as a model: two records of one key, and members that act on stale views of one file.
+"""The order of keys and the limit of records in hand, as a model: two records, and members with stale views of a file.
 
 A member begins a record, or defers it, by what it has seen; its entry may land any time later. Members die, and their
 records are taken back; a seal ends the generation, whose checkpoint the next one begins with. Wherever they meet, no
-handler begins the second record while the first one is unsettled, and none of the two is passed over.
+handler begins the second record of the key while the first one is unsettled, and none of the two is passed over. With a
+limit the records have no key, and no more are in hand than it allows.
 
     jobs/state.py       which entries are valid, and what a checkpoint has
     jobs/key_order.py   which records a member begins
@@ -18,7 +19,6 @@ from typing import NamedTuple
 import pytest
 from explore import Wrong, explore
 
-MEMBERS = (0, 1)
 FRESH, DEFERRED, FREE, SETTLED = "fresh", "deferred", "free", "settled"  # otherwise a record is in a hand: its token
 
 
@@ -55,13 +55,19 @@ class Scene(NamedTuple):
     most_entries: int
     together: bool = False  # both records may be begun by one entry
     seals: int = 0
+    most_in_hand: int = 0  # 0: any number, in the order of the key
 
 
-SCENES = {"one by one": Scene(5), "together": Scene(5, together=True), "seals": Scene(4, seals=1)}
+SCENES = {
+    "one by one": Scene(5),
+    "together": Scene(5, together=True),
+    "seals": Scene(4, seals=1),
+    "limit": Scene(5, together=True, most_in_hand=1),
+}
 
 
 @cache
-def said(log: tuple[Entry, ...], mistake: str) -> Said:
+def said(log: tuple[Entry, ...], most_in_hand: int, mistake: str) -> Said:
     """Replay the entries; `mistake` is a rule that is missing."""
     records: list[str | int] = [FRESH, FRESH]
     generation, holders = 0, dict[int, int]()
@@ -70,7 +76,11 @@ def said(log: tuple[Entry, ...], mistake: str) -> Said:
             continue
         is_next = bool(entry.records) and all(records[each] == FRESH for each in entry.records)
         is_next = is_next and all(records[each] != FRESH for each in range(entry.records[0]))
+        in_hand = sum(isinstance(each, int) for each in records)
+        is_full = most_in_hand and in_hand + len(entry.records) > most_in_hand
         match entry.kind:
+            case "begin" if is_full and mistake != "the limit is only looked at before":
+                continue
             case "begin" if is_next or (len(entry.records) == 1 and records[entry.records[0]] in (FREE, DEFERRED)):
                 holders[number] = entry.by
                 for each in entry.records:
@@ -90,8 +100,10 @@ def said(log: tuple[Entry, ...], mistake: str) -> Said:
     return Said((records[0], records[1]), generation, tuple(sorted(holders.items())))
 
 
-def held_up(seen: Said, record: int, mistake: str) -> bool:
-    """Whether an earlier record of the key is unsettled, as was seen."""
+def held_up(seen: Said, record: int, scene: Scene, mistake: str) -> bool:
+    """Whether the limit is reached or an earlier record of the key is unsettled, as was seen."""
+    if scene.most_in_hand:
+        return sum(isinstance(each, int) for each in seen.records) >= scene.most_in_hand
     if record == 0 or mistake == "a member looks at no keys":
         return False
     first = seen.records[0]
@@ -101,9 +113,9 @@ def held_up(seen: Said, record: int, mistake: str) -> bool:
 
 
 def steps(world: World, scene: Scene, mistake: str = "") -> Iterator[tuple[str, World]]:
-    now_says = said(world.log, mistake)
-    _check(world, now_says)
-    for number in MEMBERS:
+    now_says = said(world.log, scene.most_in_hand, mistake)
+    _check(world, now_says, scene)
+    for number in range(len(world.members)):
         member = world.members[number]
         if not member.alive:
             continue
@@ -113,13 +125,13 @@ def steps(world: World, scene: Scene, mistake: str = "") -> Iterator[tuple[str, 
 
 
 def _with(world: World, number: int, member: Member) -> World:
-    return world._replace(members=tuple(member if each == number else world.members[each] for each in MEMBERS))
+    return world._replace(members=(*world.members[:number], member, *world.members[number + 1 :]))
 
 
 def _step(
     world: World, number: int, member: Member, now_says: Said, scene: Scene, mistake: str
 ) -> Iterator[tuple[str, World]]:
-    seen = said(world.log[: member.view], mistake)
+    seen = said(world.log[: member.view], scene.most_in_hand, mistake)
 
     def composed(kind: str, *records: int, by: int = number, token: int = -1) -> World:
         entry = Entry(seen.generation, kind, records, by, token)
@@ -132,9 +144,9 @@ def _step(
             fresh = [each for each in (0, 1) if seen.records[each] == FRESH]
             for record in (0, 1):
                 may_begin = seen.records[record] in (FREE, DEFERRED) or fresh[:1] == [record]
-                if may_begin and not held_up(seen, record, mistake):
+                if may_begin and not held_up(seen, record, scene, mistake):
                     yield f"{number} composes a begin of {record}", composed("begin", record)
-                elif fresh[:1] == [record]:
+                elif fresh[:1] == [record] and not scene.most_in_hand:
                     yield f"{number} composes a defer of {record}", composed("defer", record)
             if scene.together and fresh == [0, 1]:
                 yield f"{number} composes a begin of both", composed("begin", 0, 1)
@@ -157,8 +169,11 @@ def _step(
                 yield f"{number} composes: {kind}", composed(kind, *mine, token=member.token)
 
 
-def _check(world: World, now_says: Said) -> None:
-    for member in world.members:
+def _check(world: World, now_says: Said, scene: Scene) -> None:
+    running = [each.token for each in world.members if each.alive and each.doing == "runs"]
+    if scene.most_in_hand and sum(each in running for each in now_says.records) > scene.most_in_hand:
+        raise Wrong("more are in hand than may be")
+    for member in () if scene.most_in_hand else world.members:
         runs_second = member.alive and member.doing == "runs" and now_says.records[1] == member.token
         if runs_second and now_says.records[0] not in (SETTLED, member.token):
             raise Wrong("the second record is handled before the first one is settled")
@@ -172,6 +187,14 @@ def test_no_record_is_begun_before_an_earlier_one_of_its_key_is_settled(scene: s
     assert explore(World(), lambda world: steps(world, SCENES[scene])) > 1000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scene", [Scene(4), Scene(3, together=True), Scene(3, seals=1), Scene(3, together=True, most_in_hand=1)]
+)
+def test_three_members_keep_the_order_and_the_limit(scene: Scene) -> None:
+    assert explore(World(members=(Member(),) * 3), lambda world: steps(world, scene)) > 10_000
+
+
 @pytest.mark.parametrize(
     ("scene", "mistake", "found"),
     [
@@ -179,6 +202,7 @@ def test_no_record_is_begun_before_an_earlier_one_of_its_key_is_settled(scene: s
         ("one by one", "what is free holds nobody up", "before the first"),
         ("together", "what is free holds nobody up", "before the first"),
         ("seals", "a checkpoint forgets what was deferred", "passed over"),
+        ("limit", "the limit is only looked at before", "more are in hand"),
     ],
 )
 def test_each_rule_of_the_order_is_needed(scene: str, mistake: str, found: str) -> None:

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import pytest
 from explore import Wrong, explore
 
-MEMBERS = (0, 1)
 LEASE = 1
-MOST_ENTRIES = 7
+MOST_ENTRIES, MOST_OF_THREE = 7, 4
 LAST_TIME = 1
 
 
@@ -92,22 +91,23 @@ def said(log: tuple[Entry, ...], mistake: str) -> Said:
     return says._replace(valid=frozenset(valid))
 
 
-def steps(world: World, mistake: str = "") -> Iterator[tuple[str, World]]:
+def steps(world: World, mistake: str = "", *, most_entries: int = MOST_ENTRIES) -> Iterator[tuple[str, World]]:
     """The next step of each member, and of the world around them."""
     says = said(world.log, mistake)
     _check(world, says)
     if world.now < LAST_TIME:
         yield "time passes", world._replace(now=world.now + 1)
-    for number in MEMBERS:
+    for number in range(len(world.members)):
         member = world.members[number]
         if member.alive:
             if all(each.alive for each in world.members):
                 yield f"{number} dies", _with(world, number, member._replace(alive=False))
-            yield from _step(world, number, member, says, mistake)
+            if member.doing != "composed" or len(world.log) < most_entries:
+                yield from _step(world, number, member, says, mistake)
 
 
 def _with(world: World, number: int, member: Member) -> World:
-    return world._replace(members=tuple(member if each == number else world.members[each] for each in MEMBERS))
+    return world._replace(members=(*world.members[:number], member, *world.members[number + 1 :]))
 
 
 def _step(world: World, number: int, member: Member, says: Said, mistake: str) -> Iterator[tuple[str, World]]:
@@ -132,7 +132,7 @@ def _step(world: World, number: int, member: Member, says: Said, mistake: str) -
                     yield f"{number} composes: take back", composed(Entry("take back", token=seen.token))
                 if seen.pinned:
                     yield f"{number} finds a pin", does("doubts", token=seen.token)
-        case "composed" if everything < MOST_ENTRIES and member.entry is not None:
+        case "composed" if member.entry is not None:
             entry = member.entry
             doing = {"begin": "began", "pin": "pinned"}.get(entry.kind, "settled")
             token = everything if entry.kind == "begin" else entry.token
@@ -217,6 +217,11 @@ def _check(world: World, says: Said) -> None:
 
 def test_results_and_acknowledgement_are_committed_together_and_once() -> None:
     assert explore(World(), steps) > 1000
+
+
+@pytest.mark.slow
+def test_three_members_commit_together_and_once() -> None:
+    assert explore(World(members=(Member(),) * 3), lambda world: steps(world, most_entries=MOST_OF_THREE)) > 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import pytest
 from explore import Wrong, explore
 
-MEMBERS = (0, 1)
 LEASE = 1
 
 
@@ -27,16 +26,17 @@ class Entry(NamedTuple):
     """An entry, as it was composed for a generation. Its index in the file is its token."""
 
     generation: int
-    kind: str  # begin, accept, release, reap, expire, seal
+    kind: str  # begin, accept, release, renew, reap, expire, seal
     member: int = -1  # that begins, or is reaped
     token: int = -1
-    time: int = 0  # the end of the lease of a begin; now of an expire
+    time: int = 0  # the end of the lease of a begin or a renew; now of an expire; when a released record comes again
 
 
 class Hand(NamedTuple):
     token: int
     member: int
     until: int
+    not_before: int = 0  # the record was released until then
 
 
 class Said(NamedTuple):
@@ -48,6 +48,7 @@ class Said(NamedTuple):
     generation: int
     valid: frozenset[int]
     by_stranger: bool = False  # a settle counted that had not the token in hand
+    not_before: int = 0  # a free record waits until then
 
 
 class Member(NamedTuple):
@@ -76,10 +77,14 @@ class Scene(NamedTuple):
     seals: int = 0
     evicts: bool = False
     dies: bool = False
+    renews: bool = False
+    delays: bool = False  # a release may be for later
 
 
 SCENES = {
     "leases": Scene(4, last_time=2, dies=True),
+    "renewals": Scene(4, last_time=2, renews=True),
+    "delays": Scene(4, last_time=1, delays=True),
     "seals": Scene(5, seals=1),
     "evictions": Scene(4, seals=1, evicts=True),
 }
@@ -89,7 +94,7 @@ SCENES = {
 def said(log: tuple[Entry, ...], mistake: str) -> Said:
     """Replay the entries; `mistake` is a rule that is missing."""
     hand: Hand | None = None
-    accepted = begins = generation = 0
+    accepted = begins = generation = not_before = 0
     valid, gone, by_stranger = set[int](), set[int](), False
     for number, entry in enumerate(log):
         if entry.generation != generation:
@@ -100,7 +105,7 @@ def said(log: tuple[Entry, ...], mistake: str) -> Said:
                 is_gone = entry.member in gone and mistake != "a reaped member may begin"
                 if accepted or is_gone or (hand is not None and mistake != "a begin takes what is in hand"):
                     continue
-                hand = Hand(number, entry.member, entry.time)
+                hand = Hand(number, entry.member, entry.time, not_before)
                 begins += 1
             case "accept":
                 if hand is None or not fits:
@@ -111,13 +116,17 @@ def said(log: tuple[Entry, ...], mistake: str) -> Said:
                 if hand is None or not fits:
                     continue
                 by_stranger = by_stranger or hand.token != entry.token
-                hand = None
+                hand, not_before = None, entry.time
+            case "renew":
+                if hand is None or hand.token != entry.token:
+                    continue
+                hand = hand._replace(until=entry.time)
             case "reap":
                 gone.add(entry.member)
                 if hand is not None and hand.member == entry.member:
                     hand = None
             case "expire":
-                is_over = hand is not None and hand.until <= entry.time
+                is_over = hand is not None and (hand.until <= entry.time or mistake == "a renewed lease is over")
                 if hand is None or hand.token != entry.token or not is_over:
                     continue
                 hand = None
@@ -125,7 +134,7 @@ def said(log: tuple[Entry, ...], mistake: str) -> Said:
                 generation += 1
                 gone.clear()
         valid.add(number)
-    return Said(hand, accepted, begins, generation, frozenset(valid), by_stranger)
+    return Said(hand, accepted, begins, generation, frozenset(valid), by_stranger, not_before)
 
 
 def without_seal(log: tuple[Entry, ...], generation: int) -> Said:
@@ -144,7 +153,7 @@ def steps(world: World, scene: Scene, mistake: str = "") -> Iterator[tuple[str, 
     if world.evicting == 1 and len(world.log) < scene.most_entries:
         reap = Entry(now_says.generation, "reap", 0)
         yield "it is evicted", world._replace(log=(*world.log, reap), evicting=2)
-    for number in MEMBERS:
+    for number in range(len(world.members)):
         member = world.members[number]
         if member.alive and member.doing != "left":
             if scene.dies and any(each.alive for each in world.members if each is not member):
@@ -153,7 +162,7 @@ def steps(world: World, scene: Scene, mistake: str = "") -> Iterator[tuple[str, 
 
 
 def _with(world: World, number: int, member: Member) -> World:
-    return world._replace(members=tuple(member if each == number else world.members[each] for each in MEMBERS))
+    return world._replace(members=(*world.members[:number], member, *world.members[number + 1 :]))
 
 
 def _step(
@@ -173,7 +182,8 @@ def _step(
                 if now_says.generation != here and looks_at_file and not member.has_file:
                     after = after._replace(doing="left")
                 yield f"{number} looks", _with(world, number, after)
-            if not seen.accepted and (seen.hand is None or mistake == "a begin takes what is in hand"):
+            is_free = seen.hand is None and (seen.not_before <= world.now or mistake == "a delay is not looked at")
+            if not seen.accepted and (is_free or mistake == "a begin takes what is in hand"):
                 until = world.now + LEASE if scene.last_time else 99
                 yield f"{number} composes a begin", composed(Entry(here, "begin", number, time=until))
             if seen.hand is not None:
@@ -189,7 +199,9 @@ def _step(
             if here < scene.seals:
                 yield f"{number} composes a seal", composed(Entry(here, "seal"))
         case "composed" if len(world.log) < scene.most_entries and member.entry is not None:
-            doing = {"begin": "sent", "accept": "told", "release": "told"}.get(member.entry.kind, "idle")
+            doing = {"begin": "sent", "accept": "told", "release": "told", "renew": "renewed"}.get(
+                member.entry.kind, "idle"
+            )
             place = len(world.log) if doing == "sent" else member.token
             after = member._replace(doing=doing, token=place)
             if doing == "told":
@@ -200,6 +212,19 @@ def _step(
         case "runs":
             for kind in ("accept", "release"):
                 yield f"{number} composes: {kind}", composed(Entry(here, kind, token=member.token), member.token)
+            if scene.delays:
+                later = Entry(here, "release", token=member.token, time=world.now + 1)
+                yield f"{number} composes a release for later", composed(later, member.token)
+            if scene.renews and world.now + LEASE > member.until:
+                renew = Entry(here, "renew", token=member.token, time=world.now + LEASE)
+                yield f"{number} composes a renew", composed(renew, member.token, member.until)
+        case "renewed" if member.entry is not None:
+            after = member._replace(view=len(world.log), doing="idle", entry=None)
+            if mistake == "a renew is believed unseen":
+                after = after._replace(doing="runs", until=member.entry.time)
+            elif now_says.hand is not None and now_says.hand.token == member.token:
+                after = after._replace(doing="runs", until=now_says.hand.until)
+            yield f"{number} sees its renew", _with(world, number, after)
         case "told" if member.entry is not None:
             after = member._replace(view=len(world.log), doing="idle", entry=None)
             is_in_hand = now_says.hand is not None and now_says.hand.token == member.token
@@ -224,6 +249,12 @@ def _seen_begin(world: World, number: int, member: Member, now_says: Said, mista
         own = without_seal(world.log, member.entry.generation)
         is_mine = own.hand is not None and own.hand.member == number
     is_late = member.entry.time <= world.now
+    if is_mine and now_says.hand is not None and now_says.hand.not_before > world.now:
+        if mistake in ("a delay is not looked at", "a late begin is not given back"):
+            raise Wrong("a handler begins before its time")
+        until = now_says.hand.not_before
+        release = Entry(now_says.generation, "release", token=token, time=until)
+        return _with(world, number, member._replace(view=view, doing="composed", entry=release))
     if (is_mine and not is_late) or mistake == "it starts without a look" or (is_mine and mistake == "it starts late"):
         if is_late and mistake == "it starts late":
             raise Wrong("a handler begins after its lease")
@@ -244,14 +275,34 @@ def _check(world: World, now_says: Said) -> None:
         raise Wrong("a settle without the token in hand counts")
     if world.starts > now_says.begins:
         raise Wrong("a start is not counted")
-    running = [each for each in world.members if each.alive and each.doing == "runs" and each.has_file]
+    running = [each for each in world.members if each.alive and each.has_file and _runs(each)]
     if len(running) > 1 and min(each.until for each in running) > world.now:
         raise Wrong("two have the record in hand")
+
+
+def _runs(member: Member) -> bool:
+    renews = member.entry is not None and member.entry.kind == "renew"  # its handler runs meanwhile
+    return member.doing == "runs" or (renews and member.doing in ("composed", "renewed"))
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_members_never_share_a_record_and_none_is_stuck(scene: str) -> None:
     assert explore(World(), lambda world: steps(world, SCENES[scene])) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scene",
+    [
+        Scene(3, last_time=1, dies=True),
+        SCENES["seals"],
+        SCENES["evictions"],
+        Scene(3, last_time=2, renews=True),
+        Scene(3, last_time=1, delays=True),
+    ],
+)
+def test_three_members_never_share_a_record_either(scene: Scene) -> None:
+    assert explore(World(members=(Member(),) * 3), lambda world: steps(world, scene)) > 100_000
 
 
 @pytest.mark.parametrize(
@@ -267,6 +318,10 @@ def test_members_never_share_a_record_and_none_is_stuck(scene: str) -> None:
         ("leases", "it starts late", "after its lease"),
         ("evictions", "a reaped member may begin", "evicted"),
         ("evictions", "it does not look at its file in a new generation", "evicted"),
+        ("renewals", "a renewed lease is over", "two"),
+        ("renewals", "a renew is believed unseen", "two"),
+        ("delays", "a delay is not looked at", "before its time"),
+        ("delays", "a late begin is not given back", "before its time"),
     ],
 )
 def test_each_rule_of_the_file_is_needed(scene: str, mistake: str, found: str) -> None:

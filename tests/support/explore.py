@@ -11,7 +11,7 @@ from typing import TypeVar
 
 State = TypeVar("State", bound=Hashable)
 
-MOST = 2_000_000  # states; a model that has more is too large for a test
+MOST = 3_000_000  # states; a model that has more is too large for a test
 
 
 class Wrong(AssertionError):
