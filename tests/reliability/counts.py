@@ -49,6 +49,7 @@ GOALS = {
     "G21": "healing",
     "G24": "replicas",
     "G25": "worlds",
+    "G26": "jobs",
 }
 # A goal with pairs has met each pair of its features so often in so many of its worlds.
 PAIRS, LEAST, OF = "pairs", 20, 2000

@@ -7,17 +7,34 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Harm:
+    """What has happened to the workers."""
+
+    dead: set[int] = field(default_factory=set)  # killed, or have killed themselves
+    kills: int = 0
+    stops: int = 0
 
 
 def harmed(
-    start: Callable[[], int], draw: random.Random, *, workers: int, kills: int, deadly: float, longest_pause_s: float
-) -> set[int]:
-    """Let workers run until all have ended by themselves; returns the processes that were killed.
+    start: Callable[[], int],
+    draw: random.Random,
+    *,
+    workers: int,
+    kills: int,
+    deadly: float,
+    longest_pause_s: float,
+    besides: Callable[[list[int]], object] = lambda _: None,
+) -> Harm:
+    """Let workers run until all have ended by themselves; returns what was done to them.
 
     `start` starts a worker. A killed one is replaced, also one that has killed itself. Of the `kills`, the part
-    `deadly` kills a worker, and the others stop one for a while.
+    `deadly` kills a worker, and the others stop one for a while. `besides` is called with the workers after each.
     """
-    running, dead, stopped, left = [start() for _ in range(workers)], set[int](), list[int](), kills
+    harm, running, stopped, left = Harm(), [start() for _ in range(workers)], list[int](), kills
     while running:
         for pid in running[:]:
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -26,7 +43,7 @@ def harmed(
                 stopped = [each for each in stopped if each != pid]
                 assert status in (0, signal.SIGKILL), f"a worker ended with {status}"
                 if status:
-                    dead.add(pid)
+                    harm.dead.add(pid)
                     running.append(start())
         if stopped and (not left or draw.random() < 0.5):
             os.kill(stopped.pop(), signal.SIGCONT)
@@ -35,10 +52,13 @@ def harmed(
             victim = draw.choice(running)
             if draw.random() < deadly:
                 os.kill(victim, signal.SIGKILL)
-                dead.add(victim)
+                harm.dead.add(victim)
+                harm.kills += 1
                 stopped = [each for each in stopped if each != victim]
             elif victim not in stopped:
                 os.kill(victim, signal.SIGSTOP)
+                harm.stops += 1
                 stopped.append(victim)
+            besides(running)
         time.sleep(draw.random() * longest_pause_s)  # between two kills, not for anything to happen
-    return dead
+    return harm
