@@ -262,7 +262,7 @@ def _look(
 ) -> _Look[Taken]:
     """In a thread: accept what has come back, and take what there is. `rest` is the time that is left for it."""
     if before is not None:
-        share._come_back(*before)
+        share.take_back(before[1], came_back=True)
     if woken:
         share._wait.wait(0.0, share._wait.number())  # empties the pipe with which others wake the member
         share._read_at = 0.0

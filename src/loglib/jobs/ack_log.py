@@ -228,9 +228,11 @@ class AckLog(NotCopyable):
 
     # --- writing ---------------------------------------------------------------------------------------
 
-    def encode(self, kind: int, outcome: int = 0, count: int = 0, **fields: int) -> bytes:
+    def encode(
+        self, kind: int, outcome: int = 0, count: int = 0, moment: int = 0, offset: int = 0, token: int = 0
+    ) -> bytes:
         """An entry for the generation that was read last."""
-        return encode(self._current.salt, kind, outcome, count, **fields)
+        return encode(self._current.salt, kind, outcome, count, moment, offset, token)
 
     def append(self, entries: list[bytes]) -> None:
         """Append the entries in one write. Handed to the system. The next look shows if they count.

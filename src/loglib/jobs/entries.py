@@ -63,7 +63,7 @@ def salt_of(log_id: bytes, partition: int, share: str, generation: int) -> int:
 
 
 def encode(
-    salt: int, kind: int, outcome: int = 0, count: int = 0, *, moment: int = 0, offset: int = 0, token: int = 0
+    salt: int, kind: int, outcome: int = 0, count: int = 0, moment: int = 0, offset: int = 0, token: int = 0
 ) -> bytes:  # fmt: skip
     """One entry."""
     body = _BODY.pack(kind, outcome, count, moment, offset, token)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ..config.arguments import check_count
-from ..config.quantities import Duration
+from ..config.quantities import Duration, timeout_seconds
 from .job import Job
 from .runner import run
 
@@ -18,8 +18,8 @@ from .runner import run
 class Lender(Protocol):
     """The share of a job, as a loop knows it."""
 
-    def lend(self, job: Job) -> Iterator[Job]:
-        """Give the loop this job, and take it back when the loop asks for the next one, or is left."""
+    def take_back(self, job: Job, *, came_back: bool) -> None:
+        """Take a loop's job back: the loop asks for the next one (`came_back`), or is left."""
 
 
 class JobSource(ABC):
@@ -28,8 +28,8 @@ class JobSource(ABC):
     _explicit: bool  # the loops settle nothing
 
     @abstractmethod
-    def _given(self, timeout: Duration | None) -> tuple[Lender, Job] | None:
-        """The next job and its share; None if there is none for `timeout` seconds, or the source is stopped."""
+    def _given(self, wait_s: float | None) -> tuple[Lender, Job] | None:
+        """The next job and its share; None if there is none for `wait_s` seconds, or the source is stopped."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -49,13 +49,20 @@ class JobSource(ABC):
         full and there are fresh records. Closing the share ends the loop. If the topic is closed, a loop with a timeout
         raises `LogClosedError`.
         """
-        while (found := self._given(timeout)) is not None:
-            yield from found[0].lend(found[1])
-            del found
+        wait_s = timeout_seconds(timeout)
+        while (found := self._given(wait_s)) is not None:
+            lender, job = found
+            came_back = False
+            try:
+                yield job
+                came_back = True
+            finally:
+                lender.take_back(job, came_back=came_back)
+            del found, job  # a job that nobody has any more is released
 
     def take(self, timeout: Duration | None = None) -> Job | None:
         """One job, which the caller settles; None if none comes in `timeout` seconds, or the share is stopped."""
-        found = self._given(timeout)
+        found = self._given(timeout_seconds(timeout))
         return None if found is None else found[1]
 
     def run(

@@ -54,10 +54,13 @@ class Records(NotCopyable):
             return None
         return ahead[0]
 
-    def next_plain(self, offset: int) -> Batch | None:
-        """The batch with the record at the offset, if it is known to have no delays: the one that `fresh` gave last."""
-        plain = self._plain
-        return plain if plain is not None and offset in self._plain_offsets else None
+    def next_plain(self, offset: int) -> tuple[Batch | None, range]:
+        """The batch with the record at the offset, if it is known to have no delays, and its offsets.
+
+        It is the one that `fresh` gave last.
+        """
+        offsets = self._plain_offsets
+        return self._plain if offset in offsets else None, offsets
 
     def note_plain(self, batch: Batch) -> None:
         """The batch, which `fresh` has given, has no delays."""

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, Unpack
 
-from ..config.quantities import Duration, timeout_seconds
 from ..errors import ShareFullError
 from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
@@ -72,9 +71,8 @@ class TopicsShare(JobSource, NotCopyable):
             for each in self.shares:
                 left.callback(each.close)
 
-    def _given(self, timeout: Duration | None) -> tuple[Share, Job] | None:
-        timeout = timeout_seconds(timeout)
-        deadline = None if timeout is None else monotonic() + timeout
+    def _given(self, wait_s: float | None) -> tuple[Share, Job] | None:
+        deadline = None if wait_s is None else monotonic() + wait_s
         is_fruitless = False
         while True:
             full: ShareFullError | None = None

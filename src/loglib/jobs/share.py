@@ -36,7 +36,7 @@ from ..log.lookup import StartLike
 from ..system.clock import Clock, Moment, monotonic
 from ..system.notify import Observer
 from ..system.process import in_child
-from ..system.reentry import enter, is_mine
+from ..system.reentry import asker, refuse
 from .common_wait import CommonWait
 from .directory import ShareDirectory, check_settings
 from .entries import ACCEPTED, MOST_TOGETHER, RELEASED
@@ -117,6 +117,7 @@ class Share(Joined, JobSource):
         self._closed: LogError | None = None
         self._given_up = False  # what is in hand
         self._using = threading.RLock()  # held while a call reads or writes; never while it waits or handles
+        self._is_using = asker(self._using)
         self._takings: dict[int, Taking] = {}
         self._turn = 0  # the place of the partition that is asked first
         self._served = 0  # jobs and batches, from any partition
@@ -182,34 +183,36 @@ class Share(Joined, JobSource):
         A record that was released, or whose member has died, comes as a batch of one.
         """
         check_count("max_records", max_records)
-        return self._loop(timeout, min(max_records, MOST_TOGETHER), self._batch)
+        return self._loop(timeout_seconds(timeout), min(max_records, MOST_TOGETHER), self._batch)
 
     def _loop(
-        self, timeout: Duration | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
+        self, wait_s: float | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
     ) -> Iterator[Taken]:
-        while (found := self._next(timeout, most, make)) is not None:
-            yield from self.lend(found[1])
-            del found
+        while (found := self._next(wait_s, most, make)) is not None:
+            came_back = False
+            try:
+                yield found[1]
+                came_back = True
+            finally:
+                self.take_back(found[1], came_back=came_back)
+            del found  # a job that nobody has any more is released
 
-    def _given(self, timeout: Duration | None) -> tuple[Share, Job] | None:
-        found = self._next(timeout, 1, self._job)
+    def _given(self, wait_s: float | None) -> tuple[Share, Job] | None:
+        found = self._next(wait_s, 1, self._job)
         return None if found is None else (self, found[1])
 
-    def lend(self, job: Taken) -> Iterator[Taken]:
-        """Give a loop this job, and take it back when the loop asks for the next one, or is left."""
-        came_back = False
-        try:
-            yield job
-            came_back = True
-        finally:
-            if came_back:
-                self._come_back(self._takings[job.partition], job)
-            else:
-                self._leave_loop(job)
-
-    def _come_back(self, taking: Taking, job: InHand) -> None:
+    def take_back(self, job: InHand, *, came_back: bool) -> None:
+        """Take a loop's job back: the loop asks for the next one (`came_back`), or is left."""
         if job.settled or job.promised:
             return
+        if came_back:
+            self._come_back(self._takings[job.partition], job)
+        # A loop may end in the middle of another call. The next step of this member then releases the record.
+        elif self._closed is None and not self._is_using():
+            with suppress(LogError, OSError):
+                job.release(reason="its loop was left")
+
+    def _come_back(self, taking: Taking, job: InHand) -> None:
         with self._use():
             if self._closed is not None:
                 return
@@ -218,13 +221,6 @@ class Share(Joined, JobSource):
                 taking.accept_later(job.token, job.first_offset, job.count)
             elif taking.holds(job.token):
                 raise UnsettledError(self.name, job.partition, job.first_offset)
-
-    def _leave_loop(self, job: InHand) -> None:
-        """Release the job of a loop that was left. A loop may also end in the middle of another call."""
-        if job.settled or job.promised or self._closed is not None or is_mine(self._using):
-            return  # without its job, the record is released at the next step of this member
-        with suppress(LogError, OSError):
-            job.release(reason="its loop was left")
 
     def _job(self, taking: Taking, _: int, moment: Moment) -> Job | None:
         begun = taking.take(1, moment, self._lease_us)
@@ -247,10 +243,9 @@ class Share(Joined, JobSource):
         return jobs
 
     def _next(
-        self, timeout: Duration | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
+        self, wait_s: float | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
     ) -> tuple[Taking, Taken] | None:
-        timeout = timeout_seconds(timeout)
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = None if wait_s is None else monotonic() + wait_s
         is_fruitless = False
         while True:
             with self._use():
@@ -283,7 +278,7 @@ class Share(Joined, JobSource):
             finally:
                 self._waiting.pop()
             self._read_at, is_fruitless = 0.0, True
-        if isinstance(self._closed, ForkedHandleError) or (self._why and timeout is not None):
+        if isinstance(self._closed, ForkedHandleError) or (self._why and wait_s is not None):
             raise self._closed
         self._release_if_closed()
         return None
@@ -445,7 +440,7 @@ class Share(Joined, JobSource):
     def take_batch(self, max_records: int = 100, timeout: Duration | None = None) -> JobBatch | None:
         """Like `take`, but up to `max_records` records of a partition together."""
         check_count("max_records", max_records)
-        found = self._next(timeout, min(max_records, MOST_TOGETHER), self._batch)
+        found = self._next(timeout_seconds(timeout), min(max_records, MOST_TOGETHER), self._batch)
         return None if found is None else found[1]
 
     def stop(self) -> None:
@@ -470,7 +465,9 @@ class Share(Joined, JobSource):
     # --- life ------------------------------------------------------------------------------------------
 
     def _use(self) -> threading.RLock:
-        return enter(self._using, "the share")
+        if self._is_using():
+            refuse("the share")
+        return self._using
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
@@ -500,7 +497,7 @@ class Share(Joined, JobSource):
         if self._closed is None:
             self._closed = LogClosedError(self._why or f"share {self.name} is closed; join it again")
         self._wait.wake()
-        if not is_mine(self._using):
+        if not self._is_using():
             with self._using:
                 self._release()
 
@@ -529,6 +526,7 @@ class Share(Joined, JobSource):
     def _abandon_in_child(self, parent_pid: int) -> None:
         """After a fork: the membership belongs to the parent, and the child must not keep its lock."""
         self._using = threading.RLock()
+        self._is_using = asker(self._using)
         self._closed = ForkedHandleError(self._directory.path, parent_pid)
         self._left = True
         self._file.abandon()

@@ -201,13 +201,12 @@ class State(NotCopyable):
         most = self.settings.max_in_hand
         if (most and self.in_hand + count > most) or member in self.gone or count <= 0:
             return
-        attempt, first_begun, not_before = 1, now, 0
-        doomed = self.doomed.pop(offset, None) if count == 1 else None
+        attempt, first_begun, not_before, doomed = 1, now, 0, None
         if offset >= self.fresh:
             if self.unsettled + count > self.settings.window:
                 return
             self._arrive(offset, count)
-        elif doomed is not None:
+        elif count == 1 and (doomed := self.doomed.pop(offset, None)) is not None:
             attempt, first_begun = doomed.attempts, doomed.first_begun
         elif count == 1 and offset in self.deferred:
             del self.deferred[offset]
@@ -448,8 +447,9 @@ class State(NotCopyable):
     @property
     def is_simple(self) -> bool:
         """True if a fresh record may be begun, and there is nothing else that might be done."""
-        is_more = self.free or self.doomed or self.pins or self._waiting or self._leases or self.settings.max_in_hand
-        return not is_more and self.unsettled < self.settings.window
+        settings = self.settings
+        is_more = self.free or self.doomed or self.pins or self._waiting or self._leases or settings.max_in_hand
+        return not is_more and self.in_hand + len(self.deferred) < settings.window
 
     def may_take(self) -> bool:
         """True if `max_in_hand` allows another record in hand."""

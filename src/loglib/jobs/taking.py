@@ -147,19 +147,19 @@ class Taking(NotCopyable):
         """
         acks, state = self.acks, self.acks.state
         offset = state.fresh
-        batch = self.records.next_plain(offset)
+        batch, offsets = self.records.next_plain(offset)
         if (
             batch is None or self._order is not None or self._void or state.begun or state.ended
             or len(state.mine) > len(self._pending) or not state.is_simple or acks.is_long()
         ):  # fmt: skip
             return None
-        self._begin((offset, 1, batch.offsets.stop - offset - 1), moment, 0)
+        self._begin((offset, 1, offsets.stop - offset - 1), moment, 0)
         state = acks.state
         if len(state.begun) != 1:
             return None
         token = state.begun[0]
         hand = state.hands[token]
-        if token in self._handed or not batch.offsets.start <= hand.offset < batch.offsets.stop:
+        if token in self._handed or hand.offset not in offsets:
             return None
         return Begun(token, batch, hand.offset, 1, hand.attempt, hand.first_begun)
 
@@ -170,7 +170,7 @@ class Taking(NotCopyable):
         member = pair(self._me, min(max(moment.wall_us // 1_000_000, 0), 0xFFFFFFFF))
         entries = self._encoded(self._pending)
         spare = min(spare, MOST_SPARE)
-        entries.append(self.acks.encode(BEGIN, spare, count, moment=member, offset=offset, token=until))
+        entries.append(self.acks.encode(BEGIN, spare, count, member, offset, until))
         self.acks.append(entries)
         self._confirm(self._look())
         if self._me in self.acks.state.gone:
@@ -408,15 +408,17 @@ class Taking(NotCopyable):
         if settling:
             self.is_unsynced = True
         return [
-            encode(SETTLE, outcome, size, moment=until, offset=offset, token=token)
+            encode(SETTLE, outcome, size, until, offset, token)
             for token, offset, size, outcome, until in settling
         ]
 
     def _confirm(self, state: State) -> None:
         """Forget what is pending and was seen. The rest landed after a seal."""
         if self._pending:
-            self._void += [each for each in self._pending if self._was_taken(each)]
-            self._pending = [each for each in self._pending if each.token in state.mine]
+            if state.taken:
+                self._void += [each for each in self._pending if self._was_taken(each)]
+            mine = state.mine
+            self._pending = [each for each in self._pending if each.token in mine]
 
     def _was_taken(self, what: Settling) -> bool:
         taken = self.acks.state.taken.get(what.token)
