@@ -134,6 +134,19 @@ def test_numbers_that_a_producer_used_elsewhere_are_known_when_the_partition_com
         assert values_of(mine) == [b"1", b"2", b"3"]
 
 
+def test_number_that_a_producer_used_here_is_known_after_another_process_has_written(place: Path) -> None:
+    """The last batch before the turn had it. It was forgotten, and the repeated call appended the record again."""
+    with opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        first = mine.append(b"1", partition=0, producer=("p", 1))
+        give_up(mine)
+        theirs.append(b"2", partition=0)
+        give_up(theirs)
+        assert mine.append(b"1", partition=0, producer=("p", 1)) == first
+        assert mine.partition(0).last_sequence("p") == 1
+        mine.flush()
+        assert values_of(mine) == [b"1", b"2"]
+
+
 def test_age_of_a_segment_counts_from_the_first_batch_of_another_process(place: Path) -> None:
     machine = Machine()
     clocked: dict[str, Any] = {"wait": PATIENCE_S, "files": UnsyncedFiles(), "clock": machine, "background": False}

@@ -194,6 +194,7 @@ class TailWriter(NotCopyable):
             active.began = open_since(reader, self._moment())
         if found.producers_in_segment:
             self.start = found  # for `_headers_with_producers`
+            self.note_producers(tail)  # the new tail does not have them
             self.producers.learn(reader.headers(tail.end, found.end))
         last = None if tail.end == active.base_offset else tail.jumps
         jumps = _jumps_after(last, reader.headers(tail.end, found.end)) or jumps_at(reader, found.last_batch)
