@@ -26,7 +26,7 @@ from loglib.config.policies import TopicConfig
 from loglib.errors import LogClosedError, StorageIOError, WriterFailedError
 from loglib.format import watermark
 from loglib.system import lock
-from loglib.system.files import REAL
+from loglib.system.files import REAL, Files
 from loglib.testing import FaultyFiles, UnsyncedFiles
 from loglib.transactions.apply import Applier, end_hold
 from loglib.transactions.notifications import _Listener
@@ -176,6 +176,21 @@ def test_housekeeping_leaves_a_partition_to_the_process_that_has_it(place: Path)
             assert writer_of(mine).is_parked and not writer_of(theirs).is_parked
         mine.append(b"mine again", partition=0, sync=True)  # raises what housekeeping has met
         assert values_of(mine) == [b"mine", b"theirs", b"mine again"]
+
+
+def test_pass_that_makes_space_leaves_a_partition_to_the_process_that_has_it(place: Path) -> None:
+    """It waited, and kept others. Two processes did so, and each waited for the other until an append was refused."""
+    alter(place, retention=Retention(age=None, keep_free=0.5))
+    with opened(place, wait=0.3) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        for number in (0, 1):
+            mine.append(b"mine", partition=number)
+            assert mine.partition(number).roll()
+        give_up(mine, 1)
+        theirs.append(b"theirs", partition=1)
+        with writer_of(theirs, 1).held(), mock.patch.object(Files, "free_space", return_value=(1, 1000)):
+            mine._accesses[0].keep_house()
+            assert writer_of(mine, 1).is_parked
+        assert mine.partition(0).log_start_offset > 0 == mine.partition(1).log_start_offset
 
 
 def test_transaction_that_another_process_has_left_is_ended_by_who_takes_the_partition(place: Path) -> None:

@@ -112,7 +112,8 @@ class RetentionRunner(NotCopyable):
         if not self._lock.acquire(timeout=_WAIT_S if rolled and limited else 0):
             return
         try:
-            self._drop(self._plan([partition]), background=True)
+            with ExitStack() as held:
+                self._drop(self._plan([partition], held), background=True)
         finally:
             self._lock.release()
 
@@ -124,7 +125,8 @@ class RetentionRunner(NotCopyable):
             self._give_back()
             others = self._others()
             self._seal_old(others)
-            self._drop(self._plan(others))
+            with ExitStack() as held:
+                self._drop(self._plan(others, held))
         finally:
             self._lock.release()
 
@@ -147,7 +149,7 @@ class RetentionRunner(NotCopyable):
                 partitions = [*self._owned(), *abandoned]
             else:
                 partitions = [partition]
-            plans = self._plan(partitions)
+            plans = self._plan(partitions, held)
             plans = {number: plans[number] for number in sorted(partitions) if number in plans}
             decisions = [each for number, plan in plans.items() for each in self._partitions[number].decisions(plan)]
             self._drop(plans)
@@ -180,6 +182,17 @@ class RetentionRunner(NotCopyable):
 
     def _owned(self) -> list[int]:
         return [number for number, each in list(self._partitions.items()) if each.writer is not None]
+
+    def _hold_owned(self, held: ExitStack) -> list[int]:
+        """Hold the partitions that this process owns. It waits for none: others may wait for one that it has."""
+        numbers: list[int] = []
+        for number in self._owned():
+            writer = self._partitions[number].writer
+            assert writer is not None
+            with suppress(LockedError):  # the process that has the partition does it
+                held.enter_context(writer.held(wait_s=0.0))
+                numbers.append(number)
+        return numbers
 
     def _others(self) -> list[int]:
         return [number for number, each in list(self._partitions.items()) if each.writer is None]
@@ -271,11 +284,14 @@ class RetentionRunner(NotCopyable):
 
     # --- plans -----------------------------------------------------------------------------------
 
-    def _plan(self, numbers: Sequence[int]) -> dict[int, RetentionPlan]:
-        """The plans for these partitions. If space is short, for all that this process or no process owns."""
+    def _plan(self, numbers: Sequence[int], held: ExitStack) -> dict[int, RetentionPlan]:
+        """The plans for these partitions. If space is short, for all that this process or no process owns.
+
+        The partitions of this process are then `held` to the end of the pass.
+        """
         policy, space = self.config.retention, self._space()
         if space.is_short(policy):
-            numbers = [*self._owned(), *self._abandoned()]
+            numbers = [*self._hold_owned(held), *self._abandoned()]
         plans = due(self._candidates(numbers), policy, space)
         nothing = not any(each.reasons for each in plans.values())
         if space.is_short(policy) and nothing and self._seal_open(numbers):
