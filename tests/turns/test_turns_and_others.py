@@ -514,6 +514,31 @@ def test_event_loop_is_not_blocked_by_a_turn_that_does_not_come(path: Path) -> N
     assert {record.value for record in records_of(path)} == {b"-free"}
 
 
+def test_event_loop_is_not_blocked_by_records_without_a_key_when_others_have_all_partitions(path: Path) -> None:
+    """The loop's thread waited for a partition itself, up to five seconds."""
+    make(path)
+
+    async def main() -> None:
+        async with aio.open(path, shared=True, wait=1.0) as topic:
+            await topic.append(b"-free", sync=True)
+            for writer in topic.topic._handles.writers:
+                wait_until(lambda writer=writer: writer.is_parked, "a partition that is given up")  # type: ignore[misc]
+            held = [lock.acquire(REAL, str(path / name), 0o600) for name in ("0000", "0001")]
+            try:
+                waiting = asyncio.create_task(topic.append(b"never"))
+                began = time.monotonic()
+                await asyncio.sleep(0)  # in which the task asks
+                assert time.monotonic() - began < 0.5
+                with pytest.raises(LockedError, match=f"pid {os.getpid()} "):
+                    await waiting
+            finally:
+                for each in held:
+                    each.release()
+
+    run(main())
+    assert {record.value for record in records_of(path)} == {b"-free"}
+
+
 def test_loggers_of_three_processes_share_one_partition(path: Path) -> None:
     """Each line that `drain` has said to be written is there once, and no line is dropped."""
     lines = 30

@@ -135,7 +135,7 @@ class Appends:
         if partition is None and columns.keys is not None and columns.keys[0] is not None:
             partition = self._placement.of_key(columns.keys[0])
         if partition is None:
-            writer: Writer | None = self._placement.choose(1, size) if self._handles.writers else None
+            writer: Writer | None = self._placement.choose_at_once(1, size)
         else:
             writer = self._placement.open_writer_of(partition)
         offset = None if writer is None else writer.append_at_once(columns, size)

@@ -98,6 +98,13 @@ class Placement:
 
     def choose(self, records: int = 1, size_bytes: int = 0) -> SectionWriter:
         """The writer for keyless records: the sticky one until its batch is full, then one at random."""
+        chosen = self.choose_at_once(records, size_bytes)
+        if chosen is None:
+            chosen = self.sticky = self._own_any(self.sticky)
+        return chosen
+
+    def choose_at_once(self, records: int, size_bytes: int) -> SectionWriter | None:
+        """As `choose`, without a wait. None if this process has no partition now."""
         self.check_writable()
         sticky = self.sticky
         if sticky is None or not sticky.batch.values or not sticky.batch.has_room(records, size_bytes):
@@ -105,7 +112,9 @@ class Placement:
             chosen = writers[_random_below(len(writers))] if writers else None
             if chosen is None or chosen.is_parked:
                 having = [each for each in writers if not each.is_parked]
-                chosen = having[_random_below(len(having))] if having else self._own_any(sticky)
+                chosen = having[_random_below(len(having))] if having else None
+            if chosen is None:
+                return None  # `sticky` stays: it comes first when this process takes a partition again
             sticky = self.sticky = chosen
         return sticky
 
