@@ -451,6 +451,24 @@ def test_writer_that_has_failed_lets_others_have_its_partition(place: Path) -> N
             broken.close()
 
 
+def test_partition_that_cannot_be_opened_after_a_wait_keeps_no_turn(place: Path) -> None:
+    """The process kept the turn, and had nothing to do in it. Others appended at a twentieth of their pace."""
+    with opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        theirs.append(b"theirs", partition=0)
+        turns, held = mine._handles.turns, writer_of(theirs).held()
+        assert turns is not None
+        held.__enter__()
+        waiting = threading.Timer(0.1, held.__exit__, (None, None, None))
+        waiting.start()
+        failure = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        with mock.patch.object(lock, "_sign", side_effect=failure), pytest.raises(OSError, match="open files"):
+            mine.append(b"mine", partition=0)
+        waiting.join()
+        assert not turns.is_over() and not turns._is_mine
+        mine.append(b"mine", partition=0, sync=True)
+        assert values_of(mine) == [b"theirs", b"mine"]
+
+
 @pytest.mark.parametrize("error", [LogClosedError("closed"), OSError(errno.EIO, "x")])
 def test_error_while_a_partition_is_given_up_reaches_the_next_call(error: Exception, place: Path) -> None:
     """Except that the topic is closed: then there is no next call."""

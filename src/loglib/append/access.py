@@ -13,7 +13,6 @@ import resource
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from ..config.policies import TopicConfig
@@ -103,8 +102,18 @@ class Access(NotCopyable):
         if (turns := self.handles.turns) is None or self.open_writer is not None:
             return None
         wait_s = turns.wait_s if wait else 0.0
-        take = partial(turns.take, wait_s=wait_s, is_over=lambda: self.handles.closed is not None)
-        return lock.acquire(self.files, self.directory, self.config.permissions, take=take, wait_s=wait_s)
+        places: list[Directory] = []
+
+        def take(place: Directory) -> bool:
+            places.append(place)
+            return turns.take(place, wait_s=wait_s, is_over=lambda: self.handles.closed is not None)
+
+        try:
+            return lock.acquire(self.files, self.directory, self.config.permissions, take=take, wait_s=wait_s)
+        except BaseException:  # perhaps after it was taken: without this, others would wait for this process's turn
+            for place in places:
+                turns.given_up(place)
+            raise
 
     def _check_again(self) -> None:
         """`check`, if the topic's description has changed while this process did not have the partition."""
