@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -176,6 +177,30 @@ def test_housekeeping_leaves_a_partition_to_the_process_that_has_it(place: Path)
             assert writer_of(mine).is_parked and not writer_of(theirs).is_parked
         mine.append(b"mine again", partition=0, sync=True)  # raises what housekeeping has met
         assert values_of(mine) == [b"mine", b"theirs", b"mine again"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_thread_that_waits_for_no_partition_waits_for_no_thread_either(known: bool, place: Path) -> None:
+    """One thread waited for a partition. Housekeeping and records without a key then waited for that thread, and so did
+    all flushes."""
+    with opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        theirs.append(b"theirs", partition=0, sync=True)
+        if known:
+            mine.append(b"mine", partition=0, sync=True)
+            give_up(mine)
+        with writer_of(theirs).held():
+            appending = threading.Thread(target=partial(mine.append, b"late", partition=0))
+            appending.start()
+            access = mine._accesses[0]
+            wait_until(lambda: access._is_awaited or (known and writer_of(mine)._is_awaited), "a thread that waits")
+            with pytest.raises(LockedError, match=f"pid {os.getpid()} "), access.writer(wait=False).held(wait_s=0.0):
+                pass
+            access.keep_house()
+            assert mine.append(b"anywhere", sync=True).partition == 1
+            assert appending.is_alive()
+        appending.join()
+        mine.flush()
+        assert [record.value for record in mine.partition(0).read()][-1] == b"late"
 
 
 def test_pass_that_makes_space_leaves_a_partition_to_the_process_that_has_it(place: Path) -> None:

@@ -68,6 +68,7 @@ class Access(NotCopyable):
         self.id = self.identity.partition
         self._checked: tuple[topic_file.Stamp | None, ...] = ()  # of the topic's description at the last check
         self._waiting = threading.RLock()  # held by the thread that makes the writer, also while it waits for the lock
+        self._is_awaited = False  # whether it does
         self.log = self.make_log(self.files, self.directory, self.identity)
         self.retention.add(self.log)
 
@@ -85,6 +86,9 @@ class Access(NotCopyable):
         if self.check is not None:  # else all writers are made when the topic is opened
             self.handles.check_outside()
             self.check()  # a topic that must not be written gets no lock file either
+        if not wait and self._is_awaited:  # whoever does not wait does not wait for that thread either
+            with Directory.open(self.files, self.directory) as place:
+                raise LockedError(place.path_of(lock.NAME), lock.holder_of(place))
         with enter(self._waiting, "the topic"):
             held, writer = self._awaited(wait=wait), None
             try:
@@ -109,11 +113,14 @@ class Access(NotCopyable):
             return turns.take(place, wait_s=wait_s, is_over=lambda: self.handles.closed is not None)
 
         try:
+            self._is_awaited = wait
             return lock.acquire(self.files, self.directory, self.config.permissions, take=take, wait_s=wait_s)
         except BaseException:  # perhaps after it was taken: without this, others would wait for this process's turn
             for place in places:
                 turns.given_up(place)
             raise
+        finally:
+            self._is_awaited = False
 
     def _check_again(self) -> None:
         """`check`, if the topic's description has changed while this process did not have the partition."""

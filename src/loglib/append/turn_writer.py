@@ -69,6 +69,7 @@ class TurnWriter(BatchWriter):
         self._turn = Turn()
         self._turns = turns
         self._taking = threading.RLock()
+        self._is_awaited = False  # whether a thread waits for another process, with `_taking`
         self.is_parked = False
         self.keeper: Keeper | None = None  # None: the writer gives the partition up after each flush
         self.check: Callable[[], object] = lambda: None  # raises if the topic must not be written any more
@@ -166,6 +167,8 @@ class TurnWriter(BatchWriter):
         wait_s = turns.wait_s if wait_s is None else wait_s
         deadline = monotonic() + wait_s
         place = self.disk.place
+        if wait_s <= 0 and self._is_awaited:  # whoever does not wait does not wait for that thread either
+            raise LockedError(place.path_of(lock.NAME), lock.holder_of(place))
         with enter(self._taking, place.path):
             with self.lock:  # a thread that gives the partition up may not have unlocked it yet
                 if not self.is_parked:
@@ -173,7 +176,12 @@ class TurnWriter(BatchWriter):
             self.disk.check()
             if self._ending:
                 raise self.closed or LogClosedError(f"{place.path} is being closed; open the topic again")
-            if not turns.take(place, wait_s=max(deadline - monotonic(), 0.0), is_over=lambda: self._ending):
+            try:
+                self._is_awaited = wait_s > 0
+                taken = turns.take(place, wait_s=max(deadline - monotonic(), 0.0), is_over=lambda: self._ending)
+            finally:
+                self._is_awaited = False
+            if not taken:
                 raise LockedError(place.path_of(lock.NAME), lock.holder_of(place), advice=lock.waited_for(wait_s))
             try:
                 self.check()
