@@ -193,7 +193,7 @@ def test_thread_that_waits_for_no_partition_waits_for_no_thread_either(known: bo
             appending.start()
             access = mine._accesses[0]
             wait_until(lambda: access._is_awaited or (known and writer_of(mine)._is_awaited), "a thread that waits")
-            with pytest.raises(LockedError, match=f"pid {os.getpid()} "), access.writer(wait=False).held(wait_s=0.0):
+            with pytest.raises(LockedError, match=f"pid {os.getpid()} "), access.writer(wait_s=0.0).held(wait_s=0.0):
                 pass
             access.keep_house()
             assert mine.append(b"anywhere", sync=True).partition == 1
@@ -201,6 +201,23 @@ def test_thread_that_waits_for_no_partition_waits_for_no_thread_either(known: bo
         appending.join()
         mine.flush()
         assert [record.value for record in mine.partition(0).read()][-1] == b"late"
+
+
+def test_record_without_a_key_goes_to_the_partition_that_is_free_first(place: Path) -> None:
+    """It waited for the one that it had last, whose process was stopped, and was refused."""
+    with opened(place, wait=2.0) as mine, opened(place) as theirs, opened(place) as stopped:
+        mine.append(b"mine", partition=0, sync=True)
+        mine._placement.sticky = writer_of(mine)
+        give_up(mine)
+        for topic, number in ((stopped, 0), (theirs, 1)):
+            topic.append(b"theirs", partition=number, sync=True)
+        held = writer_of(theirs, 1).held()
+        held.__enter__()
+        ending = threading.Timer(0.1, held.__exit__, (None, None, None))
+        ending.start()
+        with writer_of(stopped).held():
+            assert mine.append(b"mine", sync=True).partition == 1
+        ending.join()
 
 
 def test_pass_that_makes_space_leaves_a_partition_to_the_process_that_has_it(place: Path) -> None:

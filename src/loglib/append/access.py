@@ -74,10 +74,11 @@ class Access(NotCopyable):
 
     # --- the writer ------------------------------------------------------------------------------
 
-    def writer(self, *, wait: bool = True) -> SectionWriter:
+    def writer(self, *, wait_s: float | None = None) -> SectionWriter:
         """The writer. The first call takes its lock; `LockedError` if another process has the lock.
 
-        Unless `wait` is False, it waits for a process that shares the partition, or that has it only to run retention.
+        It waits up to `wait_s` seconds for a process that shares the partition; by default as long as appends wait. It
+        always waits for one that has the partition only to run retention.
         """
         if self.open_writer is not None:
             return self.open_writer
@@ -86,11 +87,11 @@ class Access(NotCopyable):
         if self.check is not None:  # else all writers are made when the topic is opened
             self.handles.check_outside()
             self.check()  # a topic that must not be written gets no lock file either
-        if not wait and self._is_awaited:  # whoever does not wait does not wait for that thread either
+        if wait_s == 0 and self._is_awaited:  # whoever does not wait does not wait for that thread either
             with Directory.open(self.files, self.directory) as place:
                 raise LockedError(place.path_of(lock.NAME), lock.holder_of(place))
         with enter(self._waiting, "the topic"):
-            held, writer = self._awaited(wait=wait), None
+            held, writer = self._awaited(wait_s), None
             try:
                 writer = self._opened(held)
             finally:
@@ -100,12 +101,12 @@ class Access(NotCopyable):
                     self.handles.turns.given_up(held.directory)
             return writer
 
-    def _awaited(self, *, wait: bool) -> lock.Lock | None:
+    def _awaited(self, wait_s: float | None) -> lock.Lock | None:
         """The lock of a shared partition, taken outside of `opening`: other partitions can be opened meanwhile."""
         self.handles.check_open()
         if (turns := self.handles.turns) is None or self.open_writer is not None:
             return None
-        wait_s = turns.wait_s if wait else 0.0
+        wait_s = turns.wait_s if wait_s is None else wait_s
         places: list[Directory] = []
 
         def take(place: Directory) -> bool:
@@ -113,7 +114,7 @@ class Access(NotCopyable):
             return turns.take(place, wait_s=wait_s, is_over=lambda: self.handles.closed is not None)
 
         try:
-            self._is_awaited = wait
+            self._is_awaited = wait_s > 0
             return lock.acquire(self.files, self.directory, self.config.permissions, take=take, wait_s=wait_s)
         except BaseException:  # perhaps after it was taken: without this, others would wait for this process's turn
             for place in places:

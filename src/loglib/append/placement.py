@@ -2,7 +2,7 @@
 
 Invariant: a key always goes to the same partition, and so does a record that a producer repeats. Records without a
 key go to the partition of the *sticky* writer until its batch is full, and then to one that is drawn at random. In
-shared mode they go to a partition that this process has; else to the one that it had last, or that no process has.
+shared mode they go to a partition that this process has; else to the one that it had last, or that is free first.
 
 Threads: safe for all. Two threads may draw a sticky writer at the same time; one of the two stays.
 """
@@ -13,15 +13,20 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from ..config.arguments import partition_number
 from ..errors import LockedError, LogMovedError, ReadOnlyError
 from ..format.columns import Columns
 from ..format.header import NO_PRODUCER, Producer
+from ..system import lock
+from ..system.clock import monotonic
 from .access import Access
 from .handles import Handles
 from .partitioner import Partitioner, check_choice, spread
 from .section_writer import SectionWriter
+
+_STRETCH_S = 0.2  # of the wait for one partition, when another one will do: twice as long as for the turn
 
 
 @dataclass(eq=False, repr=False)
@@ -127,20 +132,29 @@ class Placement:
         accesses = sorted(self.accesses, key=lambda each: (each.id != before, os.urandom(8)))
         for access in accesses:
             with suppress(LockedError):
-                return _taken(access, wait=False)
-        try:
-            return _taken(accesses[0], wait=True)  # to wait for each would take too long
-        except LockedError as error:
-            count = len(accesses)
-            raise LockedError(
-                self.path, f"others: all {count} partitions are taken, the last by {error.holder}", advice=error.advice
-            ) from None
+                return _taken(access, 0.0)
+        turns = self.handles.turns
+        assert turns is not None  # else this process has all partitions
+        deadline = monotonic() + turns.wait_s
+        for access in cycle(accesses):  # in turn, because the process that has one of them may be stopped
+            rest = max(deadline - monotonic(), 0.0)
+            try:
+                return _taken(access, rest if len(accesses) == 1 else min(rest, _STRETCH_S))
+            except LockedError as error:
+                holder = error.holder
+            if rest <= _STRETCH_S:
+                break
+        raise LockedError(
+            self.path, f"others: all {len(accesses)} partitions are taken, the last by {holder}",
+            advice=lock.waited_for(turns.wait_s),
+        )  # fmt: skip
 
 
-def _taken(access: Access, *, wait: bool) -> SectionWriter:
-    """The writer of a partition, which it has now. `LockedError` if another process has it."""
-    writer = access.writer(wait=wait)
-    with writer.held(wait_s=None if wait else 0.0):
+def _taken(access: Access, wait_s: float) -> SectionWriter:
+    """The writer of a partition, which it has now. `LockedError` if another process has it after `wait_s` seconds."""
+    deadline = monotonic() + wait_s
+    writer = access.writer(wait_s=wait_s)
+    with writer.held(wait_s=max(deadline - monotonic(), 0.0)):
         return writer
 
 
