@@ -401,6 +401,17 @@ def test_flush_of_what_another_process_has_flushed_publishes_nothing(place: Path
         assert writer_of(theirs).published() == writer_of(mine).published() == before
 
 
+def test_topic_that_is_closed_has_synced_what_it_wrote_before_it_gave_its_partition_up(place: Path) -> None:
+    """With durability "os", too, as a topic that one process has alone."""
+    alter(place, durability="os")
+    with opened(place, wait=PATIENCE_S) as mine:
+        mine.append(b"mine", partition=0, sync=True)
+        give_up(mine)
+        assert writer_of(mine).published().durable_end == 0
+    with Topic.open(place, mode="r") as topic:
+        assert topic.partition(0).durable_end == topic.partition(0).high_watermark > 0
+
+
 def test_topic_that_is_closed_ends_the_wait_of_its_threads(place: Path) -> None:
     errors: list[Exception] = []
     with opened(place, wait=PATIENCE_S) as theirs:

@@ -469,7 +469,11 @@ class Writer(TurnWriter):
             try:
                 self._check_alive()
                 if self.is_parked:
-                    self._make_visible(self.batch.tail, self.disk.active)
+                    active, tail = self.disk.active, self.batch.tail
+                    self._make_visible(tail, active)
+                    if tail.end > self.disk.mark.durable_end:
+                        self.disk.sync(active, tail)
+                        self.publication.publish(durable=tail)
                     self.closed = closed
                     return
                 self._seal()
