@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ from takers import (
 
 from conftest import MANUAL, QUIET, last_segment, records_of, run_python, values_of
 from loglib import FlushPolicy, LockedError, LogError, LogMovedError, Retention, Topic, aio, transaction
+from loglib.append.writer import Writer
 from loglib.errors import ForkedHandleError
 from loglib.logging import LogHandler
 from loglib.system import lock
@@ -564,6 +566,28 @@ def test_loggers_of_three_processes_share_one_partition(path: Path) -> None:
     for name in range(3):
         mine = [int(value.split()[1]) for value in found if value.startswith(b"-%d " % name)]
         assert mine == sorted(mine)
+
+
+def test_lines_are_there_once_though_partitions_were_added_in_the_middle_of_a_portion(path: Path) -> None:
+    """The first batches of the portion were in the topic, and were written again."""
+    make(path, partitions=1, batch_bytes=1 << 16)
+    append, count = Writer.append_body, itertools.count()
+
+    def add_before_the_third(writer: Writer, *args: Any, **options: Any) -> range:
+        if next(count) == 2:
+            writer._take_turn(writer._hand_over)
+            Topic.add_partitions(path, 2)
+        return append(writer, *args, **options)
+
+    handler = LogHandler(path)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    with mock.patch.object(Writer, "append_body", add_before_the_third):
+        for number in range(5000):
+            handler.handle(logging.LogRecord("a", logging.INFO, "", 0, f"{number:060}", None, None))
+        assert handler.drain(PATIENCE_S)
+    handler.close()
+    assert next(count) > 2
+    assert sorted(int(each.value or b"") for each in records_of(path)) == list(range(5000))
 
 
 def test_tables_go_to_several_partitions_from_two_processes(path: Path) -> None:

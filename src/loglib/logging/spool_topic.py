@@ -103,13 +103,21 @@ class SpoolTopic(NotCopyable):
         `appended` is the result of `append_many`, or empty if that has failed. `nap` sleeps a moment, and returns False
         if the writer must give up.
         """
+        log_id = None if self._topic is None else self._topic.log_id
         errors = [error, *self.give_back()]
         if not self._has_failed and not isinstance(error, LogClosedError | LockedError):
             self._has_failed = True  # one warning until a portion can be written again
             logger.warning("%s: %d records wait in memory: %s", self._path, len(portion), error)
-        if isinstance(error, LogMovedError):  # the next topic in this path shall have them
-            return portion
+        if isinstance(error, LogMovedError) and (error.kept is not None or self._log_id() != log_id):
+            return portion  # the next topic in this path shall have them
         return self._not_written(portion, appended or getattr(error, "appended", ()), errors, nap)
+
+    def _log_id(self) -> bytes | None:
+        """The id of the log that is at the path now, perhaps with added partitions."""
+        with suppress(LogError, OSError):
+            described = topic_file.read(self._files, self._path)
+            return None if described is None else described[0]
+        return None
 
     def _not_written(
         self, portion: list[Item], appended: Iterable[OffsetRange], errors: Sequence[BaseException],
