@@ -668,6 +668,20 @@ def test_topic_that_was_replaced_meanwhile_is_not_appended_to(path: Path, what: 
         assert records_of(path) == []
 
 
+def test_topic_that_was_made_again_is_not_altered_by_a_process_without_a_partition(path: Path) -> None:
+    """It gave the new topic the description of the deleted one. Then no process could open or read it."""
+    make(path)
+    with Topic.open(path, shared=True) as topic:
+        Topic.delete(path)
+        make(path, partitions=3)
+        with pytest.raises(LogMovedError, match="is another topic now"):
+            topic.alter(segment_bytes=1 << 20)
+    with Topic.open(path) as again:
+        assert len(again.partitions) == 3 and again.config.segment_bytes != 1 << 20
+        again.append(b"x", sync=True)
+    assert len(records_of(path)) == 1
+
+
 def test_writer_of_all_partitions_may_change_everything_meanwhile(path: Path) -> None:
     """It rolls, drops and alters; the others continue behind what it has left."""
     make(path)

@@ -88,6 +88,8 @@ class LivePolicies(NotCopyable):
             if not is_member:
                 copy_role.check_leader(self.files, self.path)
             described = topic_file.read(self.files, self.path)
+            if described is not None and described[0] != self.log_id:  # no writer has noticed it
+                raise LogMovedError(self.path, "is another topic now")
             before = self.config if described is None else described[1]  # another process may have changed it
             config = before.changed(policies)
             topic_file.write(directory, self.log_id, config)
