@@ -119,7 +119,7 @@ class Topic(ShownByPartition, Appends, Readable, SharingTopic):
         make_access = partial(
             access_of, path, log_id, parts.donors, files=files, config=config,
             writable=mode == "a", clock=clock, handles=self._handles, retention=self._retention,
-            check=partial(check_still, files, path, config.partitions) if shared else None,
+            check=partial(check_still, files, path, log_id, config.partitions) if shared else None,
             on_hold=self._serving.apply if shared else None,
             on_foreign_hold=partial(notify, files, path),
             make_log=make_log, replicated=replicas,
@@ -509,7 +509,8 @@ class Topic(ShownByPartition, Appends, Readable, SharingTopic):
             if not self._shared:
                 own_all(self._accesses, self.path)
                 if self._replicas is None:
-                    check_still(self._files, self.path, self.config.partitions)  # before the locks were taken
+                    # Before the locks were taken it may have been replaced.
+                    check_still(self._files, self.path, self.log_id, self.config.partitions)
                 else:
                     self._replicas.begin([each.writer() for each in self._accesses])
             self._serving.apply()

@@ -668,6 +668,19 @@ def test_topic_that_was_replaced_meanwhile_is_not_appended_to(path: Path, what: 
         assert records_of(path) == []
 
 
+@pytest.mark.parametrize("partition", [0, None])
+def test_topic_that_was_made_again_before_the_first_append_is_not_called_damaged(
+    partition: int | None, path: Path
+) -> None:
+    make(path)
+    with Topic.open(path, shared=True) as topic:
+        Topic.delete(path)
+        make(path)
+        with pytest.raises(LogMovedError, match="is another topic now"):
+            topic.append(b"-x", partition=partition)
+    assert records_of(path) == []
+
+
 def test_topic_that_was_made_again_is_not_altered_by_a_process_without_a_partition(path: Path) -> None:
     """It gave the new topic the description of the deleted one. Then no process could open or read it."""
     make(path)

@@ -225,13 +225,15 @@ def access_of(path: str, log_id: bytes, donors: Iterable[str], number: int, **co
     return access
 
 
-def check_still(files: Files, path: str, partitions: int) -> None:
-    """Refuse to write if a copy has replaced the topic since it was opened, or with an old number of partitions.
+def check_still(files: Files, path: str, log_id: bytes, partitions: int) -> None:
+    """Refuse to write if a copy or another topic is there since it was opened, or with an old number of partitions.
 
     Keys would go to other partitions than with other writers.
     """
     copy_role.check_leader(files, path)
     described = topic_file.read(files, path)
+    if described is not None and described[0] != log_id:
+        raise LogMovedError(path, "is another topic now")
     if described is not None and described[1].partitions != partitions:
         raise LogMovedError(path, f"has other than the {partitions} partitions that it was opened with")
 
