@@ -294,6 +294,22 @@ def test_record_that_the_log_has_dropped_is_lost_and_has_no_dead_letter(open_top
     assert died(dead) == [] and only(topic).counts.lost == 2 and jobs
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_record_in_hand_that_retention_has_dropped_is_rejected_with_its_dead_letter(
+    open_topic: Open, dead: Path, *, together: bool
+) -> None:
+    topic = with_records(open_topic, segment_bytes=4096)
+    with topic.share("mail", dead_letter=dead) as share:
+        held = share.take_batch(2, 0.0) if together else share.take(0.0)
+        assert held is not None
+        topic.append(b"x" * 5000, sync=True)
+        topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
+        assert values(share)[-1:] == [b"x" * 5000]
+        held.reject("too late")
+    assert died(dead) == ALL[: held.count]
+    assert only(topic).counts.rejected == held.count and not only(topic).in_hand
+
+
 def test_fenced_job_has_no_dead_letter(topic: Topic, dead: Path) -> None:
     with topic.share("mail", dead_letter=dead) as share:
         (job,) = taken(share, 1)

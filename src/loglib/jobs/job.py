@@ -12,7 +12,8 @@ Threads: a job may be settled in any thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Protocol, Self
 
@@ -24,6 +25,7 @@ from ..format.columns import Headers
 from ..format.display import Shown
 from ..format.record import Record
 from .entries import ACCEPTED, REJECTED, RELEASED, RETURNED
+from .records import record_of
 from .transacting import Promise
 
 logger = logging.getLogger("loglib")
@@ -46,7 +48,7 @@ class Settler(Protocol):
         """Let a transaction settle the records of the job."""
 
 
-class InHand(Shown):
+class InHand(Shown, ABC):
     """Records of one hand: the base of `Job` and `JobBatch`."""
 
     __slots__ = (
@@ -69,6 +71,10 @@ class InHand(Shown):
     def settled(self) -> bool:
         """True if it was accepted, released or rejected here."""
         return self._share is None
+
+    @abstractmethod
+    def records_at(self, offsets: Sequence[int]) -> list[Record]:
+        """The records at these offsets, from memory."""
 
     def accept(self) -> None:
         """Settle as done. `FencedJobError` if it is no longer in this hand; `LogClosedError` if the share is closed."""
@@ -161,6 +167,9 @@ class Job(InHand):
         self.record = record
         self._of = of  # the batch is in hand as long as one of its jobs is in use
 
+    def records_at(self, offsets: Sequence[int]) -> list[Record]:
+        return [self.record] if self.offset in offsets else []
+
     def _facts(self) -> Iterator[tuple[str, object]]:
         yield "of partition", self.partition
         yield "offset", self.offset
@@ -215,6 +224,9 @@ class JobBatch(InHand):
     def __init__(self, share: Settler, batch: Batch, token: int, attempt: int, first_begun: int) -> None:
         super().__init__(share, batch.partition, token, batch.offsets.start, len(batch), attempt, first_begun)
         self.batch = batch
+
+    def records_at(self, offsets: Sequence[int]) -> list[Record]:
+        return [record_of(self.batch, each) for each in offsets]
 
     def jobs(self) -> list[Job]:
         """A job for each of the records, to settle some of them otherwise than the rest. Ask once."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from ..errors import CommitPendingError, FencedJobError, LogClosedError, LogError, StaleGenerationError
+from ..format.record import Record
 from ..system.clock import Moment, monotonic
 from ..system.not_copyable import NotCopyable
 from .ack_log import Pin, pins_of
@@ -93,16 +94,17 @@ class Pinning(NotCopyable):
             offsets = taking.in_hand(job.token, job.first_offset, job.count)
             outcome = REJECTED if outcome == REJECTED else EXHAUSTED
             promise = self._promised(use, job.partition, job.token, offsets, outcome)
-            letters = self._letters(taking, offsets, path, job.attempt, reason, self._member)
+            records = job.records_at(offsets)  # retention may have dropped them from the log
+            letters = self._letters(taking, records, path, job.attempt, reason, self._member)
         self._write(path, letters, promise)
 
     def _letters(
-        self, taking: Taking, offsets: Sequence[int], path: str, attempts: int, reason: str, member: str
+        self, taking: Taking, records: Sequence[Record], path: str, attempts: int, reason: str, member: str
     ) -> list[Letter]:
         death = Death(self.directory.topic_path, self.directory.name, attempts, reason, member)
-        for each in offsets:
-            taking.note_reason(each, reason)
-        return [death.letter(record_of(taking.records.around(each), each), path) for each in offsets]
+        for each in records:
+            taking.note_reason(each.offset, reason)
+        return [death.letter(each, path) for each in records]
 
     def _write(self, path: str, letters: list[Letter], promise: Promise) -> None:
         try:
@@ -174,8 +176,9 @@ class Pinning(NotCopyable):
                         self._pause()
                     continue
                 promise = self._promised(use, partition, token, [hand.offset], EXHAUSTED)
+                record = record_of(taking.records.around(hand.offset), hand.offset)
                 letters = self._letters(
-                    taking, [hand.offset], path, hand.attempt, hand.doomed.how, file_of(hand.doomed.member)
+                    taking, [record], path, hand.attempt, hand.doomed.how, file_of(hand.doomed.member)
                 )
             self._write(path, letters, promise)
             self._pause_s = _PAUSE_S
