@@ -272,6 +272,51 @@ def test_copy_or_a_locked_topic_takes_no_dead_letters_and_says_so(
     assert died(dead) == [b"0"] and only(topic).counts == (RECORDS - 1, 0, 1, 0)
 
 
+def test_dead_letter_that_cannot_be_written_takes_no_place_in_hand(topic: Topic, dead: Path) -> None:
+    dead.write_text("no directory")
+    share = topic.share("mail", dead_letter=dead, max_attempts=1, max_in_hand=1)
+    taken(share, 1)
+    die(share)
+    with topic.share("mail", member="other") as other:
+        assert values(other) == ALL[1:]
+        assert only(topic).dead_letters_due == 1 and not only(topic).in_hand
+        dead.unlink()
+        assert not taken_again(other)
+    assert died(dead) == [b"0"]
+
+
+def test_dead_letter_that_cannot_be_written_stops_no_other_one(open_topic: Open, dead: Path) -> None:
+    topic = open_topic(partitions=2)
+    for partition, value in enumerate([b"x" * 5000, b"small"]):
+        topic.append_many([value, b"next"], partition=partition)
+    topic.flush()
+    open_topic(dead, max_record_bytes=1000).close()
+    share = topic.share("mail", dead_letter=dead, max_attempts=1)
+    taken(share, 4)
+    die(share)
+    with topic.share("mail", member="other") as other:
+        for _ in range(6):
+            assert not taken_again(other)
+    assert sorted(each or b"" for each in died(dead)) == [b"next", b"next", b"small"]
+
+
+def test_record_whose_dead_letter_waits_is_lost_when_the_log_drops_it(open_topic: Open, dead: Path) -> None:
+    topic = with_records(open_topic, segment_bytes=4096)
+    dead.write_text("no directory")
+    share = topic.share("mail", dead_letter=dead, max_attempts=1)
+    taken(share, 1)
+    die(share)
+    with topic.share("mail", member="other") as other:
+        assert values(other) == ALL[1:]
+        dead.unlink()
+        topic.append(b"x" * 5000, sync=True)
+        topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
+        assert values(other) == [b"x" * 5000]
+        assert not taken_again(other) and not taken_again(other)
+        assert only(topic).counts.lost == 1 and not only(topic).in_hand
+    assert not dead.exists()
+
+
 def test_deleted_topic_for_dead_letters_is_made_again(topic: Topic, dead: Path) -> None:
     import shutil
 
@@ -341,16 +386,24 @@ def test_record_that_is_rejected_after_dead_letters_were_switched_off_has_none(t
     assert died(dead) == [] and only(topic).counts == (0, 1, 0, 0)
 
 
-def test_dead_letter_that_is_under_way_ends_with_the_alteration(topic: Topic, dead: Path) -> None:
-    """It could not be written, so its record is in the hand of a member that tries again."""
+def test_dead_letter_that_is_under_way_ends_with_the_alteration(
+    topic: Topic, dead: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt has come before it was written, so its record is in the hand of a member that tries again."""
     share = topic.share("mail", dead_letter=dead, max_attempts=1)
     taken(share, 1)
     die(share)
-    dead.write_bytes(b"no topic")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
     with topic.share("mail", member="other") as other:
-        assert values(other) == ALL[1:] and len(only(topic).in_hand) == 1
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(other._pinning, "_letters", interrupt)
+            values(other)
+        assert len(only(topic).in_hand) == 1
         topic.alter_share("mail", dead_letter="")
-        assert not taken_again(other)
+        assert values(other) == ALL[1:]
         assert only(topic).in_hand == ()
     assert only(topic).counts == (RECORDS - 1, 0, 1, 0)
 

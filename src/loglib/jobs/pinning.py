@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -26,6 +26,7 @@ from ..system.not_copyable import NotCopyable
 from .ack_log import Pin, pins_of
 from .directory import ShareDirectory
 from .entries import EXHAUSTED, REJECTED, RELEASED, UNPINNED
+from .hand import Doomed, Hand
 from .job import InHand
 from .members import file_of
 from .records import record_of
@@ -56,6 +57,7 @@ class Pinning(NotCopyable):
         self._lease_us = lease_us
         self._pause_s = _PAUSE_S
         self._try_at = 0.0
+        self._tried = -1  # the partition of the last dead letter
 
     # --- promises ----------------------------------------------------------------------------------------
 
@@ -164,7 +166,8 @@ class Pinning(NotCopyable):
 
     def _bury_one(self, use: Use, moment: Callable[[], Moment]) -> None:
         path = self.directory.settings().dead_letter
-        for partition, taking in list(self.takings.items()):
+        # One that fails must not stop those of other partitions: it is the last one that is tried again.
+        for partition, taking in sorted(self.takings.items(), key=lambda each: each[0] <= self._tried):
             with use():
                 token = taking.take_doomed(moment(), self._lease_us, self._running_tokens(partition))
                 if token is None:
@@ -175,14 +178,22 @@ class Pinning(NotCopyable):
                     if hand.offset in taking.acks.state.doomed:  # the alteration is not whole yet
                         self._pause()
                     continue
-                promise = self._promised(use, partition, token, [hand.offset], EXHAUSTED)
-                record = record_of(taking.records.around(hand.offset), hand.offset)
-                letters = self._letters(
-                    taking, [record], path, hand.attempt, hand.doomed.how, file_of(hand.doomed.member)
-                )
-            self._write(path, letters, promise)
+            self._tried = partition
+            try:
+                self._bury_doomed(use, taking, token, hand, hand.doomed, path)
+            except (LogError, OSError):
+                with suppress(LogError, OSError), use():  # it may be pinned
+                    taking.settle(Settling(token, hand.offset, 1, RELEASED))
+                raise
             self._pause_s = _PAUSE_S
             return
+
+    def _bury_doomed(self, use: Use, taking: Taking, token: int, hand: Hand, doomed: Doomed, path: str) -> None:
+        with use():
+            promise = self._promised(use, taking.partition, token, [hand.offset], EXHAUSTED)
+            record = record_of(taking.records.around(hand.offset), hand.offset)
+            letters = self._letters(taking, [record], path, hand.attempt, doomed.how, file_of(doomed.member))
+        self._write(path, letters, promise)
 
     def note_in_doubt(self, taking: Taking, members: Container[int], now_us: int | None) -> None:
         """Note the pins of dead members, and those whose leases are over."""
