@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from loglib.errors import (
     ShareMismatchError,
     StaleGenerationError,
 )
-from loglib.jobs import ack_log
+from loglib.jobs import ack_log, administration
+from loglib.jobs.ack_log import AckLog
+from loglib.jobs.directory import ShareDirectory
 from loglib.jobs.entries import ENTRY_BYTES
 from loglib.log import copy_role
 from loglib.system.clock import SYSTEM
@@ -506,3 +509,47 @@ def test_alteration_that_has_stopped_halfway_delays_no_other_record(topic: Topic
         topic.alter_share("mail", dead_letter="")
         assert not taken_again(other)
     assert died(dead) == [] and only(topic).counts == (RECORDS - 1, 0, 1, 0)
+
+
+def test_alteration_whose_process_has_died_is_completed_by_the_next_member(
+    open_topic: Open, dead: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a partition that was not told yet would have no dead letters, and nobody would know."""
+    topic = open_topic(partitions=2)
+    for partition in range(2):
+        topic.append(b"%d" % partition, partition=partition, sync=True)
+    topic.share("mail").close()
+    told = administration._writing
+
+    def die_at_the_second(directory: ShareDirectory, partition: int) -> AckLog:
+        if partition:
+            raise KeyboardInterrupt
+        return told(directory, partition)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(administration, "_writing", die_at_the_second)
+        topic.alter_share("mail", dead_letter=dead)
+    with topic.share("mail", dead_letter=dead) as share:
+        for job in taken(share, 2):
+            job.reject()
+    assert sorted(each or b"" for each in died(dead)) == ALL[:2]
+
+
+def test_of_two_alterations_at_a_time_the_last_one_counts_in_all_partitions(
+    open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = with_records(open_topic, partitions=2)
+    topic.share("mail").close()
+    told = administration._writing
+
+    def meanwhile(directory: ShareDirectory, partition: int) -> AckLog:
+        monkeypatch.setattr(administration, "_writing", told)
+        topic.alter_share("mail", window=7)
+        return told(directory, partition)
+
+    monkeypatch.setattr(administration, "_writing", meanwhile)
+    topic.alter_share("mail", window=5)
+    directory = topic._share_directory("mail")
+    for partition in range(2):
+        with closing(directory.acks(partition, 0)) as acks:
+            assert acks.state.settings.window == directory.settings().window == 7

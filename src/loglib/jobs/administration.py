@@ -20,7 +20,7 @@ from ..log.lookup import StartLike
 from ..system.files import Files
 from .ack_log import AckLog, Pin, pins_of
 from .directory import SHARES, ShareDirectory, check_settings, settings_of, share_names
-from .entries import ALTERED, DEAD, REAP, RELEASED, RESET, pair
+from .entries import DEAD, REAP, RELEASED, RESET
 from .members import NOBODY, Member, file_of, live_members
 from .state import Counts, Settings, State
 
@@ -126,9 +126,7 @@ def alter(directory: ShareDirectory, given: Mapping[str, Any]) -> Settings:
     directory.store(settings)
     for partition in directory.partitions():
         with closing(_writing(directory, partition)) as acks:
-            low = pair(settings.max_attempts, settings.window)
-            has_letters = int(settings.dead_letter is not None)
-            acks.change(ALTERED, moment=low, offset=settings.max_in_hand, token=has_letters)
+            directory.follow_settings(acks)
     return settings
 
 

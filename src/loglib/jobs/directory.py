@@ -30,6 +30,7 @@ from ..system.clock import Clock
 from ..system.directory import Directory
 from ..system.files import Files
 from .ack_log import AckLog, link
+from .entries import ALTERED, pair
 from .generation import Checkpoint, Place
 from .state import KEY_ORDER, NO_ORDER, Counts, Settings
 from .transacting import Transactions
@@ -154,6 +155,16 @@ class ShareDirectory(NamedTuple):
         """Replace the stored settings. Synced."""
         with Directory.open(self.files, self.path) as directory:
             directory.replace(_SETTINGS, self._encode(settings), self.permissions)
+
+    def follow_settings(self, acks: AckLog) -> None:
+        """Bring the file of a partition to the stored settings. It may differ if who has altered them has died.
+
+        The settings are stored before, and read again after each seal: of several alterations the last one counts.
+        """
+        while not (settings := self.settings()).is_told_by(acks.state.settings):
+            low, has_letters = pair(settings.max_attempts, settings.window), int(settings.dead_letter is not None)
+            acks.seal(ALTERED, moment=low, offset=settings.max_in_hand, token=has_letters)
+            acks.look()
 
     def _encode(self, settings: Settings) -> bytes:
         facts: dict[str, Any] = {"log_id": self.log_id.hex(), **settings._asdict()}

@@ -77,6 +77,10 @@ class Settings(NamedTuple):
     dead_letter: str | None = None
     order: str = NO_ORDER  # KEY_ORDER: a record is begun only after all earlier ones of its key are settled
 
+    def is_told_by(self, settings: Settings) -> bool:
+        """True if those of a generation's file are these."""
+        return self[:3] == settings[:3] and (self.dead_letter is None) == (settings.dead_letter is None)
+
 
 class Counts(NamedTuple):
     """The settled records of a partition by their ends, since the share exists."""
