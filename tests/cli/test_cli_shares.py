@@ -160,6 +160,16 @@ def test_share_is_deleted_when_somebody_has_said_so(cli: Cli, opened: Topic, cli
     assert opened.shares() == [] and cli("cat", clicks).code == 0
 
 
+def test_share_with_a_damaged_file_can_be_deleted(cli: Cli, opened: Topic, clicks: Path) -> None:
+    opened.share("mail").close()
+    for each in (clicks / "shares" / "mail").glob("*/*.acks"):
+        each.write_bytes(bytes(300))
+    assert cli("share", "info", clicks, "mail").code == 1
+    assert "which is damaged" in cli("share", "delete", clicks, "mail", "--dry-run").errors
+    assert cli("share", "delete", clicks, "mail", "--yes").code == 0
+    assert opened.shares() == []
+
+
 def test_each_command_of_shares_says_what_it_does(cli: Cli) -> None:
     listed = cli("share", "--help").output
     for command in ("ls", "info", "reset", "evict", "alter", "delete"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..errors import GroupBusyError, LogError
+from ..errors import CorruptLogError, GroupBusyError, LogError
 from ..jobs import InHandInfo, Settings, ShareInfo, SharePartition
 from ..log.lag import Lag, total_lag
 from ..system.clock import SYSTEM
@@ -301,13 +301,21 @@ def _setting_row(facts: dict[str, Any]) -> tuple[object, ...]:
 def delete(topic: str, name: str, dry_run: bool, yes: bool) -> None:
     """Delete a share that has no members, with all that it knows of its records. The records stay in the topic."""
     with Topic.open(topic, mode="r") as opened:
-        info = opened.share_info(name)
-        _check_no_members(info)
-        unsettled = sum(len(each.in_hand) + each.free for each in info.partitions.values())
-        what = f"share {name} of {topic}, with {unsettled} records that are begun and not settled"
+        what = f"share {name} of {topic}, {_unsettled(opened, name)}"
         if dry_run:
             note(f"would delete {what}")
             return
         confirmed(f"Delete {what}?", yes=yes)
         opened.delete_share(name)
     note(f"deleted share {name}")
+
+
+def _unsettled(topic: Topic, name: str) -> str:
+    """What is lost with the share. `GroupBusyError` if it has members."""
+    try:
+        info = topic.share_info(name)
+    except CorruptLogError as error:
+        return f"which is damaged: {error}"
+    _check_no_members(info)
+    unsettled = sum(len(each.in_hand) + each.free for each in info.partitions.values())
+    return f"with {unsettled} records that are begun and not settled"

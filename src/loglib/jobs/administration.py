@@ -6,13 +6,14 @@ change of what is in hand is an entry in the share's files, whose order decides,
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from ..append.stats import SharePartitionStats, ShareStats
-from ..errors import GroupBusyError, LogError
+from ..errors import CorruptLogError, GroupBusyError, LogError
 from ..groups.administration import check_no_members as check_no_group_members
 from ..groups.administration import check_no_readers as check_no_group_readers
 from ..log.lag import measure_lag
@@ -23,6 +24,8 @@ from .directory import SHARES, ShareDirectory, check_settings, settings_of, shar
 from .entries import DEAD, REAP, RELEASED, RESET
 from .members import NOBODY, Member, file_of, live_members
 from .state import Counts, Settings, State
+
+logger = logging.getLogger("loglib")
 
 _US = 1_000_000
 
@@ -149,11 +152,14 @@ def reset(directory: ShareDirectory, start: StartLike) -> dict[int, int]:
 
 
 def delete(directory: ShareDirectory) -> None:
-    """Delete a share. `GroupBusyError` if it has members, `GroupNotFoundError` if there is none."""
+    """Delete a share, also with a damaged file. `GroupBusyError` if it has members, `GroupNotFoundError` without it."""
     directory.require()
     directory.check_role()
     _check_no_members(directory)
-    _resolve(directory)
+    try:
+        _resolve(directory)
+    except CorruptLogError as error:  # what transactions are to settle is not known; whoever applies them logs it
+        logger.warning("share %s is deleted with a damaged file: %s", directory.name, error)
     directory.remove()
 
 
