@@ -268,7 +268,7 @@ def test_forged_partitions_through_the_spark_source(tmp_path: Path) -> None:
 # --- memory ----------------------------------------------------------------------------------------
 
 BOMB = """
-import resource, sys
+import resource, sys, threading
 from pathlib import Path
 import loglib.format.arrow, lz4.frame, zlib, zstandard  # now, since importing takes memory as well
 from builders import IDENTITY, a_mark, encoded, forged, make_topic
@@ -286,6 +286,7 @@ with (path / "0000" / f"{0:020d}.log").open("ab") as file:
     file.write(batch)
 (path / "0000" / "watermark").write_bytes(encode_new(a_mark(2, 0, len(batch), len(batch), 1), IDENTITY.salt))
 del body, batch
+threading.stack_size(1 << 20)  # a thread that reads ahead, or not, would else decide: by default it takes 8 MiB
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
 with Topic.open(path, mode="r") as topic:
