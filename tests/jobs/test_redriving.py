@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,14 @@ def test_record_that_is_no_dead_letter_is_left_out_unless_it_is_told_where_to_go
     assert redrive(tmp_path / "dead")[::2] == (6, 1) and "is no dead letter" in caplog.text
     assert redrive(tmp_path / "dead", to=mail).redriven == 1
     assert sent(mail)[-1] == b"stray"
+
+
+def test_dead_letters_are_not_sent_to_their_own_topic_for_ever(mail: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="to must be another topic"):
+        redrive(tmp_path / "dead", to=tmp_path / "dead", limit=20)
+    shutil.rmtree(mail)
+    os.rename(tmp_path / "dead", mail)
+    assert redrive(mail, limit=20) == RedriveReport(0, {}, 6, dry_run=False)
 
 
 def test_topic_of_origin_that_is_gone_is_named_and_nothing_is_lost(mail: Path, tmp_path: Path) -> None:

@@ -70,13 +70,17 @@ def redrive(
     dead letter is left out, unless there is `to`. What is sent is committed in transactions of up to 1000 records.
 
     `FileNotFoundError` if a topic does not exist; the errors of transactions; `ShareFullError` if a million records are
-    left out before others. What was sent before the error stays sent, and the next call continues.
+    left out before others. What was sent before the error stays sent, and the next call continues. `ValueError` for
+    `to` the same topic: what is sent would come again, for ever.
     """
     if limit is not None:
         check_count("limit", limit)
+    target = None if to is None else os.path.realpath(os.fspath(to))
+    if target == os.path.realpath(os.fspath(dead_topic)):
+        raise ValueError(f"to must be another topic than the one with the dead letters, {target}")
     with ExitStack() as opened:
         dead = opened.enter_context(_open_topic(dead_topic, mode="r"))
-        redriving = _Redriving(dead, None if to is None else os.path.realpath(os.fspath(to)), where, limit, opened)
+        redriving = _Redriving(dead, target, where, limit, opened)
         if dry_run:
             redriving.look()
         else:
@@ -171,8 +175,14 @@ class _Redriving:
                            self._dead.path, record.offset, record.partition)  # fmt: skip
             self.left_out += 1
             return None
-        beside = os.path.dirname(os.path.realpath(self._dead.path))
-        return _Sent(os.path.normpath(os.path.join(beside, topic)), partition)
+        own = os.path.realpath(self._dead.path)
+        path = os.path.normpath(os.path.join(os.path.dirname(own), topic))
+        if path == own:
+            logger.warning("%s: the record at offset %d of partition %d comes from here: it is left out",
+                           self._dead.path, record.offset, record.partition)  # fmt: skip
+            self.left_out += 1
+            return None
+        return _Sent(path, partition)
 
     def _target(self, path: str) -> OpenTopic:
         if path not in self._targets:
