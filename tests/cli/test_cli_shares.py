@@ -1,5 +1,6 @@
 """Commands for shares: share ls, info, reset, evict, alter, delete; and shares in info, top, du and check."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,6 +159,14 @@ def test_share_is_deleted_when_somebody_has_said_so(cli: Cli, opened: Topic, cli
         assert cli("share", "delete", clicks, "mail", "--dry-run").code == 3, "it has a member"
     assert cli("share", "delete", clicks, "mail", "--yes").code == 0
     assert opened.shares() == [] and cli("cat", clicks).code == 0
+
+
+def test_dry_run_of_an_alteration_says_what_the_alteration_does(cli: Cli, opened: Topic, clicks: Path) -> None:
+    opened.share("mail").close()
+    for path in ("", str(clicks), os.path.relpath(clicks.parent / "dead"), ""):
+        command = "share", "alter", clicks, "mail", "--dead-letter", path, "--json"
+        tried, done = cli(*command, "--dry-run"), cli(*command)
+        assert (tried.code, tried.output.replace("false", "true")) == (done.code, done.output)
 
 
 def test_share_with_a_damaged_file_can_be_deleted(cli: Cli, opened: Topic, clicks: Path) -> None:
