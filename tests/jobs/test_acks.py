@@ -575,6 +575,44 @@ def test_restored_log_is_refused(topic: Topic, open_topic: Open, path: Path, tmp
         older.share("mail")
 
 
+def test_log_that_was_restored_and_has_grown_again_is_refused(
+    topic: Topic, open_topic: Open, path: Path, tmp_path: Path
+) -> None:
+    """Otherwise its new records would count as settled, and nobody would handle them."""
+    before = crash_copy(path, tmp_path / "before")
+    topic.append_many([b"more"] * 5)
+    topic.flush()
+    with topic.share("mail") as share:
+        values(share)
+    topic.close()
+    os.rename(path / "shares", before / "shares")
+    older = open_topic(before)
+    older.append_many([b"other"] * 40)
+    older.flush()
+    with pytest.raises(ShareReplacedError, match="CRC"):
+        older.share("mail")
+    older.reset_share("mail", "begin")
+    with older.share("mail") as share:
+        assert values(share)[-40:] == [b"other"] * 40
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_repair_of_the_last_batch_is_no_other_log(open_topic: Open, path: Path, *, rolled: bool) -> None:
+    with with_records(open_topic) as topic:
+        topic.append(b"last", sync=True)
+        offset = topic.partition(0).segments[-1].base_offset + 192
+        with topic.share("mail") as share:
+            assert len(values(share)) == RECORDS + 1
+        if rolled:
+            topic.partition(0).roll()
+    spoil(path / "0000" / f"{0:020}.log", 4096 + offset + 80)
+    repair(path)
+    with open_topic(mode="a") as topic, topic.share("mail") as share:
+        assert values(share) == []
+        topic.append(b"next", sync=True)
+        assert values(share) == [b"next"]
+
+
 def test_files_of_another_topic_are_refused(topic: Topic, open_topic: Open, tmp_path: Path) -> None:
     with topic.share("mail"):
         pass

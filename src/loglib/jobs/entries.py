@@ -21,6 +21,7 @@ generation: an entry of another file is none of this one.
                                    of a DEFER that is BY_TIME: the same
                                    of a RENEW: the new end of the lease; of a REAP: the dead member, or the time now
                                    of a PIN: the member that has the records in hand
+                                   of a PASS: `log.history.history_at` that offset; 0: not known
                                    of a SEAL: `max_attempts` (4 bytes), `window` (4 bytes)
       16     8  offset     u64 le  of a BEGIN, a SETTLE, a RENEW, a PIN and a DEFER: the first record
                                    of a LOST: the log's start; of a PASS: where the next batch begins

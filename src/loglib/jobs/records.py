@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import closing
 
 from ..errors import InvalidOffsetError, OffsetOutOfRangeError, ShareReplacedError
-from ..format.batch import Batch
+from ..format.batch import Batch, stored_header
 from ..format.record import Record, new_tuple
 from ..log.cursor import Cursor
 from ..log.log import Log
@@ -33,6 +33,7 @@ class Records(NotCopyable):
         self._asked = 0  # the last offset that was asked for; it falls only if the share is reset
         # No record between `_asked` and this offset is missing in `_ahead`. An interrupt may leave the cursor after it.
         self._read_to = 0
+        self._chain = 0  # of the log at `_read_to`, as `log.history.history_at` has it; 0: not known
         self._ahead: deque[Batch] = deque()  # fresh batches that were read, and not all begun
         self._kept: OrderedDict[int, Batch] = OrderedDict()  # by base offset of what they show
         self._plain: Batch | None = None  # the fresh batch that has no delays
@@ -66,9 +67,11 @@ class Records(NotCopyable):
         """The batch, which `fresh` has given, has no delays."""
         self._plain, self._plain_offsets = batch, batch.offsets
 
-    def none_before(self, offset: int) -> int:
-        """The offset, or a later one: as was read, there is no record between the two."""
-        return offset if self._ahead or offset < self._asked else max(offset, self._read_to)
+    def none_before(self, offset: int) -> tuple[int, int]:
+        """The offset, or a later one: as was read, there is no record between the two. And the chain there, or 0."""
+        if self._ahead or offset < self._asked or offset >= self._read_to:
+            return offset, 0
+        return self._read_to, self._chain
 
     def _read(self, offset: int) -> bool:
         """Read the next block; False if there is none."""
@@ -87,7 +90,10 @@ class Records(NotCopyable):
                 self.release()
                 continue
             self._ahead.extend(each for each in batches if each.offsets.stop > offset)
-            self._read_to = cursor.position
+            if batches or cursor.position != self._read_to:
+                self._chain = 0  # first: an interrupt may come between any two lines
+                self._read_to = cursor.position
+                self._chain = _chain_at(cursor.position, batches[-1]) if batches else 0
             if self._ahead or not batches:
                 return bool(self._ahead)
 
@@ -144,6 +150,12 @@ class Records(NotCopyable):
             self._cursor.close()
             self._cursor = None
         self.log.release_files()
+
+
+def _chain_at(end: int, batch: Batch) -> int:
+    """The chain at the end of the batch; 0 if the offset is after it, or the batch has no records: a gap is there."""
+    header = stored_header(batch)
+    return header.header_crc if header.record_count and header.next_offset == end else 0
 
 
 def record_of(batch: Batch, offset: int) -> Record:

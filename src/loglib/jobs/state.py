@@ -137,6 +137,7 @@ class State(NotCopyable):
         self.me = me  # the number of this member; 0: it only looks
         self.generation = generation
         self.fresh = fresh  # all records from here on were never begun
+        self.passed = 0, 0  # the offset of the last PASS, and the chain of the log there; 0: not known
         self.settings = settings
         self.counts = list(counts)
         self.entries = 0  # that were applied, of this generation
@@ -188,7 +189,7 @@ class State(NotCopyable):
             elif kind == DEFER:
                 self._defer(outcome, count, moment, offset)
             elif kind == PASS:
-                self.fresh = max(self.fresh, offset)
+                self.fresh, self.passed = max(self.fresh, offset), max(self.passed, (offset, moment))
             elif kind == PIN:
                 self._pin(outcome, count, moment, offset, token)
             elif kind == SEAL:

@@ -103,14 +103,15 @@ class Taking(NotCopyable):
 
         `history_at` returns what identifies a partition's log up to an offset; 0 if that is not known.
         """
-        fresh, history = self.acks.checkpoint.fresh, self.acks.checkpoint.history
-        end, begun = self.records.log.mark().flushed_end, max(fresh, self.acks.state.fresh)
+        checkpoint, state = self.acks.checkpoint, self.acks.state
+        end, begun = self.records.log.mark().flushed_end, max(checkpoint.fresh, state.fresh)
         if begun > end:
             raise ShareReplacedError(self._share, self.partition, begun, f"the log ends at offset {end}")
-        found = history_at(self.partition, fresh)
-        if history and found and history != found:
-            differs = f"the batch before offset {fresh} had CRC {history:08x} and now has {found:08x}"
-            raise ShareReplacedError(self._share, self.partition, fresh, differs)
+        for offset, history in (checkpoint.fresh, checkpoint.history), state.passed:
+            found = history_at(self.partition, offset) if history else 0
+            if found and history != found:
+                differs = f"the batch before offset {offset} had CRC {history:08x} and now has {found:08x}"
+                raise ShareReplacedError(self._share, self.partition, offset, differs)
 
     # --- taking ----------------------------------------------------------------------------------------
 
@@ -298,8 +299,8 @@ class Taking(NotCopyable):
 
         Otherwise nobody could tell later if retention has dropped records after that one, or the rest of its batch.
         """
-        end = self.records.none_before(state.fresh)
-        return [self.acks.encode(PASS, offset=end)] if end > state.fresh else []
+        end, chain = self.records.none_before(state.fresh)
+        return [self.acks.encode(PASS, moment=chain, offset=end)] if end > state.fresh else []
 
     def _lose(self, state: State, offset: int | None) -> State:
         """Settle as lost what retention has dropped, or a record in a declared gap."""
