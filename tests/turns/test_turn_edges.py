@@ -19,7 +19,7 @@ from interrupts import Interrupter, every_line
 from takers import PATIENCE_S, opened, wait_until
 
 from conftest import MANUAL, QUIET, alter, last_segment, records_of, sound, values_of
-from loglib import LockedError, Retention, Topic, transaction
+from loglib import LockedError, LogError, Retention, Topic, transaction
 from loglib.append.section_writer import SectionWriter
 from loglib.append.tail import TailWriter
 from loglib.append.turns import Turns
@@ -441,6 +441,33 @@ def test_topic_that_is_closed_ends_the_wait_of_its_threads(place: Path) -> None:
                 thread.join()
     assert len(errors) == 1
     assert [each.value for each in records_of(place)] == [b"mine", b"theirs"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_thread_whose_wait_is_ended_by_closing_is_told_so(known: bool, place: Path) -> None:
+    """It was told that it had waited for a process that might be stopped."""
+    errors: list[Exception] = []
+
+    def append() -> None:
+        try:
+            mine.append(b"never", partition=0)
+        except LogError as error:
+            errors.append(error)
+
+    with opened(place, wait=PATIENCE_S) as theirs:
+        mine = opened(place, wait=PATIENCE_S)
+        if known:
+            mine.append(b"mine", partition=0)
+            give_up(mine)
+        theirs.append(b"theirs", partition=0)
+        with writer_of(theirs).held():
+            thread = threading.Thread(target=append)
+            thread.start()
+            access = mine._accesses[0]
+            wait_until(lambda: access._is_awaited or (known and writer_of(mine)._is_awaited), "a thread that waits")
+            mine.close()
+            thread.join()
+    assert [type(each) for each in errors] == [LogClosedError]
 
 
 def test_call_on_a_topic_that_is_being_closed_is_told_so(place: Path) -> None:

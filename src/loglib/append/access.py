@@ -116,6 +116,9 @@ class Access(NotCopyable):
         try:
             self._is_awaited = wait_s > 0
             return lock.acquire(self.files, self.directory, self.config.permissions, take=take, wait_s=wait_s)
+        except LockedError:
+            self.handles.check_open()  # closing has ended the wait
+            raise
         except BaseException:  # perhaps after it was taken: without this, others would wait for this process's turn
             for place in places:
                 turns.given_up(place)

@@ -174,14 +174,14 @@ class TurnWriter(BatchWriter):
                 if not self.is_parked:
                     return
             self.disk.check()
-            if self._ending:
-                raise self.closed or LogClosedError(f"{place.path} is being closed; open the topic again")
+            self._check_ending()
             try:
                 self._is_awaited = wait_s > 0
                 taken = turns.take(place, wait_s=max(deadline - monotonic(), 0.0), is_over=lambda: self._ending)
             finally:
                 self._is_awaited = False
             if not taken:
+                self._check_ending()  # which has ended the wait
                 raise LockedError(place.path_of(lock.NAME), lock.holder_of(place), advice=lock.waited_for(wait_s))
             try:
                 self.check()
@@ -199,6 +199,10 @@ class TurnWriter(BatchWriter):
             self.keeper.watch_turns()
         if self.on_hold is not None and self.disk.mark.held_txn and self.disk.mark.held != held:
             self.on_hold()
+
+    def _check_ending(self) -> None:
+        if self._ending:
+            raise self.closed or LogClosedError(f"{self.disk.place.path} is being closed; open the topic again")
 
     def _find_tail(self) -> None:
         before = self.batch.tail

@@ -305,7 +305,7 @@ class Applier(NotCopyable):
             try:
                 self._close_for(writer)
                 writer.release(manifest.number)
-            except LockedError:  # the process that has the partition ends the hold
+            except (LockedError, LogClosedError):  # the process that has the partition ends the hold
                 topics.add(path)
         for path in topics:
             notify(self._files, path)
