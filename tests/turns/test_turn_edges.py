@@ -203,6 +203,29 @@ def test_thread_that_waits_for_no_partition_waits_for_no_thread_either(known: bo
         assert [record.value for record in mine.partition(0).read()][-1] == b"late"
 
 
+def test_process_that_opens_a_partition_waits_for_no_thread_that_applies_a_transaction(place: Path) -> None:
+    """It had the partition meanwhile. Two processes waited so for each other, until appends were refused."""
+    settled = threading.Event()
+
+    def settle() -> None:
+        with writer_of(mine).settling():
+            settled.set()
+
+    with opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        mine.append(b"mine", partition=0, sync=True)
+        give_up(mine)
+        theirs.append(b"theirs", partition=0, sync=True)
+        with writer_of(theirs).held():
+            thread = threading.Thread(target=settle)
+            thread.start()
+            wait_until(lambda: writer_of(mine)._is_awaited, "a thread that waits")
+            with pytest.raises(LockedError), writer_of(mine).settling(wait_s=0.0):
+                pass
+            assert not settled.is_set()
+        thread.join()
+    assert settled.is_set()
+
+
 def test_record_without_a_key_goes_to_the_partition_that_is_free_first(place: Path) -> None:
     """It waited for the one that it had last, whose process was stopped, and was refused."""
     with opened(place, wait=2.0) as mine, opened(place) as theirs, opened(place) as stopped:

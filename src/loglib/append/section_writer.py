@@ -51,6 +51,7 @@ class SectionWriter(Writer):
     @contextmanager
     def settling(self, *, wait_s: float | None = None) -> Iterator[None]:
         """Keep the partition for several steps, as `held` does, and other threads away from its transactions."""
+        self._check_unawaited(wait_s)  # that thread may have `applying`
         with enter(self.applying, self.directory), self.held(wait_s=wait_s):
             yield
 

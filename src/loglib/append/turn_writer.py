@@ -167,8 +167,7 @@ class TurnWriter(BatchWriter):
         wait_s = turns.wait_s if wait_s is None else wait_s
         deadline = monotonic() + wait_s
         place = self.disk.place
-        if wait_s <= 0 and self._is_awaited:  # whoever does not wait does not wait for that thread either
-            raise LockedError(place.path_of(lock.NAME), lock.holder_of(place))
+        self._check_unawaited(wait_s)
         with enter(self._taking, place.path):
             with self.lock:  # a thread that gives the partition up may not have unlocked it yet
                 if not self.is_parked:
@@ -199,6 +198,12 @@ class TurnWriter(BatchWriter):
             self.keeper.watch_turns()
         if self.on_hold is not None and self.disk.mark.held_txn and self.disk.mark.held != held:
             self.on_hold()
+
+    def _check_unawaited(self, wait_s: float | None) -> None:
+        """`LockedError` if a thread waits for another process: whoever does not wait does not wait for it either."""
+        if wait_s is not None and wait_s <= 0 and self._is_awaited:
+            place = self.disk.place
+            raise LockedError(place.path_of(lock.NAME), lock.holder_of(place))
 
     def _check_ending(self) -> None:
         if self._ending:
