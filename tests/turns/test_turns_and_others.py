@@ -40,10 +40,13 @@ from conftest import MANUAL, QUIET, last_segment, records_of, run_python, values
 from loglib import FlushPolicy, LockedError, LogError, LogMovedError, Retention, Topic, aio, transaction
 from loglib.append.writer import Writer
 from loglib.errors import ForkedHandleError
+from loglib.log import examine
+from loglib.log.recovery import list_segments
 from loglib.logging import LogHandler
 from loglib.system import lock
 from loglib.system.files import REAL
 from loglib.transactions.apply import Applier
+from loglib.transactions.repair_store import repair
 from loglib.transactions.store import Store
 
 EACH = FlushPolicy(records=1, interval=None, bytes=None)
@@ -135,6 +138,25 @@ def test_retention_of_another_process_drops_only_what_is_old(path: Path) -> None
         topic.retain()
         assert all(partition.log_start_offset > 0 for partition in topic.partitions)
     judge(path, takers.told, from_start=False)
+
+
+def test_repair_finds_no_damage_where_a_writer_begins_a_segment_meanwhile(path: Path) -> None:
+    """It asked its caller to close the writer, because of damage that was not there."""
+    make(path, partitions=1)
+    found, count = list_segments, itertools.count()
+
+    def list_and_roll(files: Any, directory: str) -> dict[int, int]:
+        listed = found(files, directory)
+        if next(count) == 0:
+            topic.partition(0).roll()
+            topic.append(b"two", sync=True)
+        return listed
+
+    with Topic.open(path) as topic:
+        topic.append(b"one", sync=True)
+        with mock.patch.object(examine, "list_segments", list_and_roll):
+            assert repair(str(path)).repairs == ()
+    assert next(count) > 1 and len(records_of(path)) == 2
 
 
 def test_delete_before_from_another_process_drops_segments_under_the_writers(path: Path) -> None:

@@ -201,6 +201,8 @@ def _repair_partition(
         return [Repair(identity.partition, path, what)]
     with reach(files, path, permissions, dry_run=dry_run) as (directory, refusal):
         findings = examine(files, path, identity, progress=progress)
+        if refusal is not None and findings.needs_lock:  # perhaps its writer has just begun a segment: look again
+            findings = examine(files, path, identity, progress=progress)
         if refusal is not None and findings.needs_lock:
             raise LockedError(refusal.path, refusal.holder, advice=_ADVICE)
         repair = _PartitionRepair(directory, identity, permissions, findings, now_us, dry_run=dry_run)
