@@ -596,6 +596,24 @@ def test_log_that_was_restored_and_has_grown_again_is_refused(
         assert values(share)[-40:] == [b"other"] * 40
 
 
+def test_log_that_was_restored_is_refused_though_no_member_was_at_its_end(
+    topic: Topic, open_topic: Open, path: Path, tmp_path: Path
+) -> None:
+    before = crash_copy(path, tmp_path / "before")
+    topic.append_many([b"more"] * 20)
+    topic.flush()
+    with topic.share("mail") as share:
+        for job in taken(share, RECORDS + 5):
+            job.accept()
+    topic.close()
+    os.rename(path / "shares", before / "shares")
+    older = open_topic(before)
+    older.append_many([b"other"] * 40)
+    older.flush()
+    with pytest.raises(ShareReplacedError, match="CRC"):
+        older.share("mail")
+
+
 @pytest.mark.parametrize("rolled", [False, True])
 def test_repair_of_the_last_batch_is_no_other_log(open_topic: Open, path: Path, *, rolled: bool) -> None:
     with with_records(open_topic) as topic:

@@ -73,6 +73,11 @@ class Records(NotCopyable):
             return offset, 0
         return self._read_to, self._chain
 
+    def chain_at(self, offset: int) -> int:
+        """The chain at an offset in the batch that `fresh` gave last; 0 if it is in another one."""
+        header = stored_header(self._ahead[0]) if self._ahead else None
+        return header.header_crc if header is not None and header.base_offset < offset < header.next_offset else 0
+
     def _read(self, offset: int) -> bool:
         """Read the next block; False if there is none."""
         log, end = self.log, self.log.mark().flushed_end

@@ -13,7 +13,7 @@ reads no clock and no records: what an entry needs to know, it has.
     LOST      the records below an offset, or the one there, are gone from the log; those in hand stay in hand
     DEFER     valid for records that are fresh, if `window` allows it: they wait for a time, or for earlier records of
               their keys. One that waits for its key may then wait for a time
-    PASS      there are no records from `fresh` up to an offset: the batch before ends there
+    PASS      there are no records from `fresh` up to an offset, and this is the history of the log up to there
     PIN       valid with the token of a hand and its member. What is pinned stays in hand, whatever happens to its
               member and its lease, until another PIN says how the transaction has ended that settles it
     SEAL      the last entry of a generation that counts

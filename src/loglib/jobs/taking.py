@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from ..errors import FencedJobError, OffsetOutOfRangeError, ShareReplacedError, StaleGenerationError
+from ..errors import FencedJobError, LogError, OffsetOutOfRangeError, ShareReplacedError, StaleGenerationError
 from ..format.batch import Batch
 from ..log.log import Log
 from ..system.clock import Clock, Moment
@@ -490,8 +490,12 @@ class Taking(NotCopyable):
             )  # fmt: skip
 
     def sync(self) -> None:
-        """Make durable what was settled. Synced."""
+        """Make durable what was settled, and of which log. Synced."""
         if self.is_unsynced:
+            fresh = self.acks.state.fresh
+            if fresh > self.acks.state.passed[0] and (chain := self.records.chain_at(fresh)):
+                with suppress(LogError):  # a later one says it
+                    self.acks.append([self.acks.encode(PASS, moment=chain, offset=fresh)])
             self.acks.sync()
             self.is_unsynced = False
 
