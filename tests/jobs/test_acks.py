@@ -631,6 +631,14 @@ def test_repair_of_the_last_batch_is_no_other_log(open_topic: Open, path: Path, 
         assert values(share) == [b"next"]
 
 
+def test_share_and_group_whose_names_would_not_be_listed_are_not_made(topic: Topic) -> None:
+    """A topic with their members would be renamed under them, and retention would hold nothing for them."""
+    for join in (topic.share, topic.group):
+        with pytest.raises(ValueError, match="'.hidden' begins with a dot"):
+            join(".hidden")
+    assert (topic.shares(), topic.groups()) == ([], [])
+
+
 def test_files_of_another_topic_are_refused(topic: Topic, open_topic: Open, tmp_path: Path) -> None:
     with topic.share("mail"):
         pass

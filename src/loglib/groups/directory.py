@@ -71,8 +71,11 @@ def put_whole(
 ) -> None:
     """Make the directory of a group, or of a share, which `build` builds aside. Its name is not yet synced.
 
-    Another process may be quicker: then its directory stays. `LogError` if there is something else.
+    Another process may be quicker: then its directory stays. `LogError` if there is something else, and `ValueError`
+    for a name that `names_in` would leave out, so that nobody would know of the members.
     """
+    if os.path.basename(path).startswith("."):
+        raise ValueError(f"{os.path.basename(path)!r} begins with a dot: nothing of this name would be listed")
     make_parent(files, os.path.dirname(path), permissions)
     aside = new_aside(files, path)
     if not put_in_place(files, aside, path, lambda: build(aside)) and not exists():
