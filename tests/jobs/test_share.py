@@ -910,6 +910,24 @@ def test_member_that_was_stopped_over_generations_learns_that_its_record_was_tak
             job.accept()
 
 
+def test_accept_that_is_void_at_the_close_takes_no_other_accept_with_it(open_topic: Open, clock: Clock) -> None:
+    topic = open_topic(partitions=2)
+    for partition in range(2):
+        topic.append(b"%d" % partition, partition=partition, sync=True)
+    share = topic.share("mail", lease=10)
+    for job in taken(share, 2):
+        if job.partition == 1:
+            job.renew(100)
+        share.take_back(job, came_back=True)  # by the loops of two threads
+    clock.advance(timedelta(seconds=11))
+    with topic.share("mail", lease=10) as other:
+        assert values(other) == [b"0"]
+        with pytest.raises(FencedJobError, match="lease"):
+            share.close()
+        assert values(other) == []
+    assert [each.counts.accepted for each in topic.share_info("mail").partitions.values()] == [1, 1]
+
+
 def test_many_reasons_are_forgotten_and_not_kept_for_ever(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loglib.jobs.taking._MOST_REASONS", 2)
     monkeypatch.setattr("loglib.jobs.taking._MOST_HANDED", 2)

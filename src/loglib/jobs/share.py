@@ -509,10 +509,10 @@ class Share(Joined, JobSource):
         try:
             if not self._given_up:
                 self._given_up = True  # if this fails, others take the records back, because the member has left
-                for taking in self._takings.values():
-                    taking.settle_pending()
-                    taking.release_all()
-                    taking.sync()
+                with ExitStack() as ends:  # all of it, also if an accept is void
+                    for taking in self._takings.values():
+                        for end in (taking.sync, taking.release_all, taking.settle_pending):  # the last one first
+                            ends.callback(end)
         finally:
             self._file.leave()
             self._close_takings()
