@@ -332,9 +332,10 @@ class LogReplacedError(_FactsError):
 
 
 class FencedJobError(_FactsError):
-    """A record is no longer in the hand that wants to settle it. Nothing was settled; another member handles it.
+    """A record is no longer in the hand that wants to settle it. The call settled nothing.
 
-    `by` says how it was taken away: its lease was over, its member was evicted, or the share was reset.
+    `by` says why: its lease was over, its member was evicted, the share was reset, or it was settled before. What is
+    not settled comes again.
     """
 
     share: str
@@ -344,7 +345,7 @@ class FencedJobError(_FactsError):
     by: str
     _text = (
         "share {share}: the record at offset {offset} of partition {partition} is no longer in this hand: {by}; "
-        "nothing was settled, and the record is handled again"
+        "this call has settled nothing; unless it was settled before, the record comes again"
     )
 
 

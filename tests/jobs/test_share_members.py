@@ -15,6 +15,7 @@ from shared_jobs import RECORDS, die, only, taken, values, with_records
 
 from conftest import UnsyncedFiles, needs_root
 from loglib import LockedError, LogMovedError, Topic, testing
+from loglib.copies import mirror, promote
 from loglib.errors import NotLeaderError
 from loglib.groups.lock_file import LockFile
 from loglib.jobs import members
@@ -207,3 +208,17 @@ def test_topic_with_replicas_has_shares_and_its_other_directories_have_none(tmp_
             assert values(share) == [b"a", b"b"]
     with testing.open_topic(other, mode="r") as topic, pytest.raises(NotLeaderError):
         topic.share("mail")
+
+
+def test_member_ends_when_a_promotion_has_superseded_its_topic(open_topic: Open, path: Path, tmp_path: Path) -> None:
+    """Members of the copy get the records that were not settled before. Both would handle them."""
+    with_records(open_topic, clock=SYSTEM).close()
+    copy = tmp_path / "copy"
+    mirror(path, copy)
+    with Topic.open(path, mode="r") as reading, reading.share("mail") as share:
+        (job,) = taken(share, 1)
+        job.accept()
+        promote(copy)
+        with pytest.raises(NotLeaderError):
+            while share.take(5.0) is not None:
+                share._look_at = 0.0  # else for half a second

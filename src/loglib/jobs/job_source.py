@@ -45,9 +45,9 @@ class JobSource(ABC):
         body raises or leaves the loop, its job is released, and comes again.
 
         Raises `FencedJobError` if the job to be accepted was taken away; `StaleGenerationError` if this member was
-        evicted; `UnsettledError` with `settle="explicit"`; `ShareFullError` instead of the timeout if the window is
-        full and there are fresh records. Closing the share ends the loop. If the topic is closed, a loop with a timeout
-        raises `LogClosedError`.
+        evicted; `NotLeaderError`, within a second, if a promotion has superseded the topic; `UnsettledError` with
+        `settle="explicit"`; `ShareFullError` instead of the timeout if the window is full and there are fresh records.
+        Closing the share ends the loop. If the topic is closed, a loop with a timeout raises `LogClosedError`.
         """
         wait_s = timeout_seconds(timeout)
         while (found := self._given(wait_s)) is not None:

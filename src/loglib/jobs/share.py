@@ -376,6 +376,7 @@ class Share(Joined, JobSource):
 
     def _look_at_members(self) -> None:
         self._check_valid()
+        self._directory.check_role()  # after a promotion, others handle the records in the copy
         files, directory, me = self._directory.files, self._directory.members, self._file.number
         dead: dict[int, bool] = {}
         for taking in self._takings.values():
