@@ -101,7 +101,7 @@ def test_process_1_of_a_container_ends_at_sigterm(tmp_path: Path, verb: str) -> 
         topic.append(b"first")
     command = [sys.executable, "-m", "loglib", *verb.split(), str(tmp_path / "t")]
     outside = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--mount-proc", *command],
+        ["unshare", "--pid", "--fork", "--mount-proc", "--propagation", "slave", *command],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert outside.stdin is not None and outside.stdout is not None
