@@ -44,8 +44,8 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.register_profile("hunt", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 settings.load_profile({None: "new", "": "new", "hunt": "hunt"}.get(os.environ.get("CI"), "ci"))
 
-# A shell that runs the tests in the background has SIGINT ignored, and nohup has SIGHUP ignored, which the programs that
-# the tests start would inherit; with a handler here they begin as they would in a terminal.
+# A shell that runs the tests in the background has SIGINT ignored, and nohup has SIGHUP ignored, which the programs
+# that the tests start would inherit; with a handler here they begin as they would in a terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

@@ -314,7 +314,7 @@ def delete(topic: str, name: str, dry_run: bool, yes: bool) -> None:
 
 
 def _unsettled(topic: Topic, name: str) -> str:
-    """How much goes with the share, in words. `GroupBusyError` if it has members."""
+    """The loss that a person confirms, as text. `GroupBusyError` if the share has members."""
     try:
         info = topic.share_info(name)
     except CorruptLogError as error:
