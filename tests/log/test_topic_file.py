@@ -453,3 +453,12 @@ def test_other_error_of_a_disk_is_not_a_full_disk() -> None:
     with pytest.raises(OSError) as raised:
         change(files, batch_records=7)
     assert not isinstance(raised.value, StorageFullError) and raised.value.errno == errno.EIO
+
+
+def test_topic_that_another_process_has_made_meanwhile_stays(tmp_path: Path) -> None:
+    """Many processes that begin together make one topic: who looked before it was there finds it now."""
+    path = str(tmp_path / "topic")
+    topic_file.create(REAL, path, TopicConfig(partitions=3), now=1)
+    made = topic_file.read(REAL, path)
+    topic_file.create(REAL, path, TopicConfig(), now=2)
+    assert topic_file.read(REAL, path) == made

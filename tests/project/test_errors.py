@@ -170,7 +170,7 @@ CASES = [
     (
         errors.FencedJobError("mail", 1, 5, 9, "its lease was over"),
         {"share": "mail", "partition": 1, "offset": 5, "token": 9, "by": "its lease was over"},
-        "share mail: the record at offset 5 of partition 1 is no longer in this hand: its lease was over; nothing was",
+        "share mail: the record at offset 5 of partition 1 is no longer in this hand: its lease was over; this call",
     ),
     (
         errors.UnsettledError("mail", 1, 5),

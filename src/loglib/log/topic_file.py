@@ -234,8 +234,11 @@ def _check_stored(config: TopicConfig) -> None:
 
 
 def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
-    """Build the whole topic aside and move it into place. Synced, including its name."""
-    if files.exists(path) and files.sizes(path):
+    """Build the whole topic aside and move it into place. Synced, including its name. A topic that is there stays."""
+    names = files.sizes(path) if files.exists(path) else {}
+    if NAME in names:  # another process was quicker
+        return
+    if names:
         raise LogError(f"{path} holds files but no {NAME}; a topic is made in a new or an empty directory")
     codec_id(config.compression)
     _check_stored(config)
