@@ -206,7 +206,7 @@ def test_tasks_cancelled_at_random_lose_nothing(path: Path) -> None:
 
     async def main() -> Counter[int]:
         found: Counter[int] = Counter()
-        async with opened(path, 400) as topic, topic.share("mail", max_attempts=1000) as share:
+        async with opened(path, 200) as topic, topic.share("mail", max_attempts=1000) as share:
 
             async def take() -> None:
                 async for job in share.follow():
@@ -215,13 +215,13 @@ def test_tasks_cancelled_at_random_lose_nothing(path: Path) -> None:
                             await asyncio.sleep(0)
                         found[int(job.value or b"")] += 1
 
-            while len(found) < 400:
+            while len(found) < 200:
                 await asyncio.gather(*(begun_and_cancelled(take(), after=chance.random() * 0.02) for _ in range(3)))
             assert [job.value async for job in share.follow(0.05)] == []
-            assert (only(topic).counts.accepted, only(topic).free, only(topic).in_hand) == (400, 0, ())
+            assert (only(topic).counts.accepted, only(topic).free, only(topic).in_hand) == (200, 0, ())
         return found
 
-    assert set(run(main())) == set(range(400))
+    assert set(run(main())) == set(range(200))
 
 
 @pytest.mark.parametrize("settle", ["after", "explicit"])

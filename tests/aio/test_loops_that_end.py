@@ -23,6 +23,7 @@ from loglib.aio.topic import AsyncTopic
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts the open files in /proc")
 
 LOOPS = 5  # each left three open files
+ONCE = 3  # files that the topic opens at its first wait; on a busy machine a loop may end before it
 
 
 def open_files() -> int:
@@ -108,7 +109,7 @@ def test_loop_that_ends_leaves_no_open_files_and_is_freed(
     try:
         for _ in range(LOOPS):
             once()
-        assert open_files() <= before + 2 * len(readers)  # the files that a reader reads
+        assert open_files() <= before + ONCE + 2 * len(readers)  # the files that a reader reads
     finally:
         gc.enable()
     wait_until_freed(*loops)
@@ -132,7 +133,7 @@ def test_documented_use_runs_in_any_number_of_loops(path: Path) -> None:
     try:
         for _ in range(LOOPS):
             once()
-        assert open_files() <= before
+        assert open_files() <= before + ONCE
     finally:
         gc.enable()
 
@@ -246,7 +247,7 @@ def test_loop_with_a_member_of_a_share_ends_and_leaves_nothing(
         gc.disable()  # the files are closed with the loop, and not when garbage is collected by chance
         try:
             loops += [end(main(share)) for _ in range(LOOPS)]
-            assert open_files() <= before
+            assert open_files() <= before + ONCE
         finally:
             gc.enable()
         wait_until_freed(*loops)
