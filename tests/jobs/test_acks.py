@@ -17,7 +17,16 @@ from builders import spoil
 from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
 
 from conftest import NOW, Clock, UnsyncedFiles, crash_copy, open_files
-from loglib import CorruptLogError, LogError, LogMovedError, StorageFullError, Topic, UnsupportedFormatError, repair
+from loglib import (
+    CorruptLogError,
+    LogError,
+    LogMovedError,
+    Share,
+    StorageFullError,
+    Topic,
+    UnsupportedFormatError,
+    repair,
+)
 from loglib.append import live_policies
 from loglib.errors import LockedError, ShareFullError, ShareReplacedError
 from loglib.jobs import ack_log, entries, generation, recent_moment
@@ -575,20 +584,28 @@ def test_restored_log_is_refused(topic: Topic, open_topic: Open, path: Path, tmp
         older.share("mail")
 
 
-def test_log_that_was_restored_and_has_grown_again_is_refused(
-    topic: Topic, open_topic: Open, path: Path, tmp_path: Path
-) -> None:
-    """Otherwise its new records would count as settled, and nobody would handle them."""
+def restored_and_grown(
+    topic: Topic, open_topic: Open, path: Path, tmp_path: Path, more: int, work: Callable[[Share], object]
+) -> Topic:
+    """An older copy of the topic with the present share, to which other records were appended since."""
     before = crash_copy(path, tmp_path / "before")
-    topic.append_many([b"more"] * 5)
+    topic.append_many([b"more"] * more)
     topic.flush()
     with topic.share("mail") as share:
-        values(share)
+        work(share)
     topic.close()
     os.rename(path / "shares", before / "shares")
     older = open_topic(before)
     older.append_many([b"other"] * 40)
     older.flush()
+    return older
+
+
+def test_log_that_was_restored_and_has_grown_again_is_refused(
+    topic: Topic, open_topic: Open, path: Path, tmp_path: Path
+) -> None:
+    """Otherwise its new records would count as settled, and nobody would handle them."""
+    older = restored_and_grown(topic, open_topic, path, tmp_path, 5, values)
     with pytest.raises(ShareReplacedError, match="CRC"):
         older.share("mail")
     older.reset_share("mail", "begin")
@@ -599,17 +616,11 @@ def test_log_that_was_restored_and_has_grown_again_is_refused(
 def test_log_that_was_restored_is_refused_though_no_member_was_at_its_end(
     topic: Topic, open_topic: Open, path: Path, tmp_path: Path
 ) -> None:
-    before = crash_copy(path, tmp_path / "before")
-    topic.append_many([b"more"] * 20)
-    topic.flush()
-    with topic.share("mail") as share:
+    def accept_some(share: Share) -> None:
         for job in taken(share, RECORDS + 5):
             job.accept()
-    topic.close()
-    os.rename(path / "shares", before / "shares")
-    older = open_topic(before)
-    older.append_many([b"other"] * 40)
-    older.flush()
+
+    older = restored_and_grown(topic, open_topic, path, tmp_path, 20, accept_some)
     with pytest.raises(ShareReplacedError, match="CRC"):
         older.share("mail")
 

@@ -13,19 +13,16 @@ from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import pytest
-from dead_letters import StoppingFiles, died
+from dead_letters import StoppingFiles, died, forget_stores
 from interrupts import Interrupter
 from shared_jobs import die, only, taken
 
 from conftest import QUIET, Clock, UnsyncedFiles
 from loglib import CommitPendingError, LogError, Share, Topic, testing, transaction
-from loglib.system import directory
 from loglib.system.files import Files
 from loglib.testing import CrashFS, DyingFiles, FaultyFiles, Killed
-from loglib.transactions import dead_letters, store
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -37,16 +34,7 @@ ALL = {b"0", b"1"}
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for the lock of one that is stopped, and each has its own store, as another process has."""
-    monkeypatch.setattr(store, "_open", Forgetful())
-    monkeypatch.setattr(dead_letters, "_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(directory, "_LOCK_TIMEOUT_S", 0.01)
-
-
-class Forgetful(WeakValueDictionary[Any, Any]):
-    """Stores that are open, of which none is used again."""
-
-    def get(self, *_: Any) -> None:
-        return None
+    forget_stores(monkeypatch)
 
 
 class World:

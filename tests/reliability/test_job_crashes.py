@@ -15,19 +15,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from random import Random
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import counts
 import pytest
-from dead_letters import died
+from dead_letters import died, forget_stores
 from job_chaos import generations_of
 
 from conftest import QUIET, Clock
 from loglib import CommitPendingError, Job, Share, Topic, testing, transaction
 from loglib.jobs import SharePartition
-from loglib.system import directory
 from loglib.testing import CrashFS, CrashState, Mode
-from loglib.transactions import dead_letters, store
 
 SHARDS = 8
 STATES = 5_000  # per shard
@@ -36,19 +33,10 @@ MODES: tuple[Mode, ...] = ("strict", "linux")
 FATES = b"atrln"  # accept, in a transaction, reject, release at first, renew
 
 
-class Forgetful(WeakValueDictionary[Any, Any]):
-    """Stores that are open, of which none is used again: each process after a cut has its own."""
-
-    def get(self, *_: Any) -> None:
-        return None
-
-
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process waits for one of before the cut."""
-    monkeypatch.setattr(store, "_open", Forgetful())
-    monkeypatch.setattr(dead_letters, "_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(directory, "_LOCK_TIMEOUT_S", 0.01)
+    forget_stores(monkeypatch)
 
 
 class Plan(NamedTuple):

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
+
+import pytest
 
 from conftest import Clock
 from loglib import Record, testing
+from loglib.system import directory
 from loglib.system.files import REAL, Files
 from loglib.testing import Call, WatchedFiles
 from loglib.testing.watched import CHANGES
+from loglib.transactions import dead_letters, store
 
 _PREFIX = "loglib-"
 
@@ -36,6 +41,20 @@ def facts(record: Record) -> Mapping[str, str]:
         name.removeprefix(_PREFIX): value.decode()
         for name, value in record.headers if name.startswith(_PREFIX) and value is not None
     }  # fmt: skip
+
+
+class _Forgetful(WeakValueDictionary[Any, Any]):
+    """Stores that are open, of which none is used again."""
+
+    def get(self, *_: Any) -> None:
+        return None
+
+
+def forget_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opening of a store is that of another process, and nobody waits long for one that is stopped or dead."""
+    monkeypatch.setattr(store, "_open", _Forgetful())
+    monkeypatch.setattr(dead_letters, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(directory, "_LOCK_TIMEOUT_S", 0.01)
 
 
 class StoppingFiles(WatchedFiles):

@@ -89,7 +89,7 @@ class Access(NotCopyable):
             self.check()  # a topic that must not be written gets no lock file either
         if wait_s == 0 and self._is_awaited:  # whoever does not wait does not wait for that thread either
             with Directory.open(self.files, self.directory) as place:
-                raise LockedError(place.path_of(lock.NAME), lock.holder_of(place))
+                raise lock.refusal(place)
         with enter(self._waiting, "the topic"):
             held, writer = self._awaited(wait_s), None
             try:
@@ -234,10 +234,8 @@ def check_still(files: Files, path: str, log_id: bytes, partitions: int) -> None
     Keys would go to other partitions than with other writers.
     """
     copy_role.check_leader(files, path)
-    described = topic_file.read(files, path)
-    if described is not None and described[0] != log_id:
-        raise LogMovedError(path, "is another topic now")
-    if described is not None and described[1].partitions != partitions:
+    config = topic_file.read_own(files, path, log_id)
+    if config is not None and config.partitions != partitions:
         raise LogMovedError(path, f"has other than the {partitions} partitions that it was opened with")
 
 

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 from ..config.policies import TopicConfig
-from ..errors import LockedError, LogClosedError, LogError
+from ..errors import LogClosedError, LogError
 from ..format.watermark import Mark
 from ..system import lock
 from ..system.clock import Clock, monotonic
@@ -181,7 +181,7 @@ class TurnWriter(BatchWriter):
                 self._is_awaited = False
             if not taken:
                 self._check_ending()  # which has ended the wait
-                raise LockedError(place.path_of(lock.NAME), lock.holder_of(place), advice=lock.waited_for(wait_s))
+                raise lock.refusal(place, advice=lock.waited_for(wait_s))
             try:
                 self.check()
                 with self.lock:
@@ -202,8 +202,7 @@ class TurnWriter(BatchWriter):
     def _check_unawaited(self, wait_s: float | None) -> None:
         """`LockedError` if a thread waits for another process: whoever does not wait does not wait for it either."""
         if wait_s is not None and wait_s <= 0 and self._is_awaited:
-            place = self.disk.place
-            raise LockedError(place.path_of(lock.NAME), lock.holder_of(place))
+            raise lock.refusal(self.disk.place)
 
     def _check_ending(self) -> None:
         if self._ending:

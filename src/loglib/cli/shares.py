@@ -12,7 +12,7 @@ import click
 
 from ..errors import CorruptLogError, GroupBusyError, LogError
 from ..jobs import InHandInfo, Settings, ShareInfo, SharePartition
-from ..jobs.directory import check_settings, settings_of
+from ..jobs.directory import changes_of, check_settings, settings_of
 from ..log.lag import Lag, total_lag
 from ..system.clock import SYSTEM
 from ..topic import Topic
@@ -277,7 +277,7 @@ def alter(topic: str, name: str, dry_run: bool, as_json: bool, **given: Any) -> 
     with Topic.open(topic, mode="r") as opened:
         before = opened.share_info(name).settings
         if dry_run:
-            changed = {key: value or None for key, value in given.items() if value is not None}
+            changed = changes_of(given)
             check_settings(changed, opened.path)
             after = settings_of(changed, before)
         else:

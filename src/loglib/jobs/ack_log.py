@@ -31,7 +31,7 @@ from ..system.failures import refused_write
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.process import finish
-from .entries import ENTRY_BYTES, MOST_TOGETHER, PIN, PLAIN, SEAL, encode
+from .entries import ENTRY_BYTES, MOST_TOGETHER, PIN, PLAIN, RESET, SEAL, encode
 from .generation import Checkpoint, Place, decode, file_name, first_entry, generation_of
 from .state import Counts, State, Taken
 
@@ -255,10 +255,10 @@ class AckLog(NotCopyable):
         """End the generation. The next look makes the next one."""
         self.append([self._seal_entry(outcome, **fields)])
 
-    def change(self, outcome: int, *, moment: int = 0, offset: int = 0, token: int = 0) -> None:
-        """End the generation with a seal that changes something, and see that it counts: others may seal it first."""
-        while self.last_seal != (outcome, moment, offset, token):
-            self.seal(outcome, moment=moment, offset=offset, token=token)
+    def reset(self, offset: int) -> None:
+        """Begin again at the offset: end the generation, and see that this seal counts. Others may seal it first."""
+        while self.last_seal != (RESET, 0, offset, 0):
+            self.seal(RESET, offset=offset)
             self.look()
 
     def end_pins(self, pins: Sequence[Pin]) -> None:

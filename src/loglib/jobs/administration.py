@@ -21,7 +21,7 @@ from ..log.lookup import StartLike
 from ..system.files import Files
 from .ack_log import AckLog, Pin, pins_of
 from .directory import SHARES, ShareDirectory, check_settings, settings_of, share_names
-from .entries import DEAD, REAP, RELEASED, RESET
+from .entries import DEAD, REAP, RELEASED
 from .members import NOBODY, Member, file_of, live_members
 from .state import Counts, Settings, State
 
@@ -147,7 +147,7 @@ def reset(directory: ShareDirectory, start: StartLike) -> dict[int, int]:
     for partition, offset in starts.items():
         directory.make_added(partition)
         with closing(_writing(directory, partition)) as acks:
-            acks.change(RESET, offset=offset)
+            acks.reset(offset)
     return starts
 
 

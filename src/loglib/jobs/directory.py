@@ -77,6 +77,14 @@ def _check_dead_letter(value: Any, topic_path: str) -> None:
         raise ValueError(f"dead_letter must be another topic than that of the share, {topic_path}")
 
 
+def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that an alteration names. None changes nothing; 0 and "" end a limit and dead letters."""
+    may_end = ("max_in_hand", "dead_letter")
+    return {
+        name: (value or None) if name in may_end else value for name, value in given.items() if value is not None
+    }
+
+
 def settings_of(given: Mapping[str, Any], before: Settings) -> Settings:
     """These settings, and the others as before."""
     return before._replace(**{name: _stored(name, value) for name, value in given.items()})

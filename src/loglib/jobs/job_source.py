@@ -7,19 +7,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ..config.arguments import check_count
 from ..config.quantities import Duration, timeout_seconds
-from .job import Job
+from .job import InHand, Job
 from .runner import run
+
+Lent = TypeVar("Lent", bound=InHand)
 
 
 class Lender(Protocol):
     """The share of a job, as a loop knows it."""
 
-    def take_back(self, job: Job, *, came_back: bool) -> None:
+    def take_back(self, job: InHand, *, came_back: bool) -> None:
         """Take a loop's job back: the loop asks for the next one (`came_back`), or is left."""
+
+
+def lent(give: Callable[[], tuple[Lender, Lent] | None]) -> Iterator[Lent]:
+    """The jobs of `give`, until it returns None. Each is taken back before the next one, and at the end."""
+    while (found := give()) is not None:
+        lender, job = found
+        came_back = False
+        try:
+            yield job
+            came_back = True
+        finally:
+            lender.take_back(job, came_back=came_back)
+        del found, job  # a job that nobody has any more is released
 
 
 class JobSource(ABC):
@@ -50,15 +65,7 @@ class JobSource(ABC):
         Closing the share ends the loop. If the topic is closed, a loop with a timeout raises `LogClosedError`.
         """
         wait_s = timeout_seconds(timeout)
-        while (found := self._given(wait_s)) is not None:
-            lender, job = found
-            came_back = False
-            try:
-                yield job
-                came_back = True
-            finally:
-                lender.take_back(job, came_back=came_back)
-            del found, job  # a job that nobody has any more is released
+        yield from lent(lambda: self._given(wait_s))
 
     def take(self, timeout: Duration | None = None) -> Job | None:
         """One job, which the caller settles; None if none comes in `timeout` seconds, or the share is stopped."""

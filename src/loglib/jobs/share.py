@@ -41,7 +41,7 @@ from .common_wait import CommonWait
 from .directory import ShareDirectory, check_settings
 from .entries import ACCEPTED, MOST_TOGETHER, RELEASED
 from .job import InHand, Job, JobBatch
-from .job_source import JobSource
+from .job_source import JobSource, lent
 from .members import MemberFile, is_dead
 from .pinning import Pinning
 from .recent_moment import RecentMoment
@@ -183,22 +183,16 @@ class Share(Joined, JobSource):
         A record that was released, or whose member has died, comes as a batch of one.
         """
         check_count("max_records", max_records)
-        return self._loop(timeout_seconds(timeout), min(max_records, MOST_TOGETHER), self._batch)
-
-    def _loop(
-        self, wait_s: float | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
-    ) -> Iterator[Taken]:
-        while (found := self._next(wait_s, most, make)) is not None:
-            came_back = False
-            try:
-                yield found[1]
-                came_back = True
-            finally:
-                self.take_back(found[1], came_back=came_back)
-            del found  # a job that nobody has any more is released
+        wait_s, most = timeout_seconds(timeout), min(max_records, MOST_TOGETHER)
+        return lent(lambda: self._lent(wait_s, most, self._batch))
 
     def _given(self, wait_s: float | None) -> tuple[Share, Job] | None:
-        found = self._next(wait_s, 1, self._job)
+        return self._lent(wait_s, 1, self._job)
+
+    def _lent(
+        self, wait_s: float | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
+    ) -> tuple[Share, Taken] | None:
+        found = self._next(wait_s, most, make)
         return None if found is None else (self, found[1])
 
     def take_back(self, job: InHand, *, came_back: bool) -> None:

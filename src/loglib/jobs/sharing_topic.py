@@ -99,13 +99,11 @@ class SharingTopic(GroupedTopic):
         `GroupNotFoundError` without such a share.
         """
         from .administration import alter
+        from .directory import changes_of
 
-        named = {"max_attempts": max_attempts, "window": window, "max_in_hand": max_in_hand}
-        given: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
-        if max_in_hand == 0:
-            given["max_in_hand"] = None
-        if dead_letter is not None:
-            given["dead_letter"] = dead_letter or None
+        given = changes_of({
+            "max_attempts": max_attempts, "window": window, "max_in_hand": max_in_hand, "dead_letter": dead_letter,
+        })  # fmt: skip
         return alter(self._share_directory(name), given)
 
     def reset_share(self, name: str, start: StartLike) -> dict[int, int]:

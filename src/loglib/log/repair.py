@@ -203,8 +203,8 @@ def _repair_partition(
         findings = examine(files, path, identity, progress=progress)
         if refusal is not None and findings.needs_lock:  # perhaps its writer has just begun a segment: look again
             findings = examine(files, path, identity, progress=progress)
-        if refusal is not None and findings.needs_lock:
-            raise LockedError(refusal.path, refusal.holder, advice=_ADVICE)
+            if findings.needs_lock:
+                raise LockedError(refusal.path, refusal.holder, advice=_ADVICE)
         repair = _PartitionRepair(directory, identity, permissions, findings, now_us, dry_run=dry_run)
         repair.declare(accept=accept)
         if refusal is None:

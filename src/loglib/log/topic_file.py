@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 from ..config.policies import CODEC_NAMES, TopicConfig
-from ..errors import CorruptLogError, LogError, StorageFullError, UnsupportedFormatError
+from ..errors import CorruptLogError, LogError, LogMovedError, StorageFullError, UnsupportedFormatError
 from ..format.codec import codec_id
 from ..format.header import crc32c
 from ..format.watermark import NAME as WATERMARK
@@ -61,6 +61,16 @@ def partition_directory(path: str, number: int) -> str:
 def exists(files: Files, path: str) -> bool:
     """True if the directory has a topic."""
     return files.exists(os.path.join(path, NAME))
+
+
+def read_own(files: Files, path: str, log_id: bytes) -> TopicConfig | None:
+    """The policies of this topic, or None if there is no topic; `LogMovedError` if another topic is there now."""
+    described = read(files, path)
+    if described is None:
+        return None
+    if described[0] != log_id:
+        raise LogMovedError(path, "is another topic now")
+    return described[1]
 
 
 def read(files: Files, path: str) -> tuple[bytes, TopicConfig] | None:

@@ -89,9 +89,9 @@ def acquire(
     try:
         if take is None:
             if not files.try_lock(place.fd, path):
-                raise LockedError(place.path_of(NAME), holder_of(place))
+                raise refusal(place)
         elif not take(place):
-            raise LockedError(place.path_of(NAME), holder_of(place), advice=waited_for(wait_s))
+            raise refusal(place, advice=waited_for(wait_s))
         with _changing:
             _sign(place, permissions)
     except BaseException:
@@ -165,6 +165,11 @@ def waited_for(seconds: float) -> str:
         f"it was waited for {seconds:g} s (`wait` of Topic.open). Is that process stopped, or has it opened the topic "
         "without shared=True? A process that shares a topic gives a partition up within milliseconds"
     )
+
+
+def refusal(directory: Directory, **advice: str) -> LockedError:
+    """The error for a directory that another handle has locked. `advice`: other than to open in another mode."""
+    return LockedError(directory.path_of(NAME), holder_of(directory), **advice)
 
 
 def holder_of(directory: Directory) -> str:

@@ -171,18 +171,19 @@ class _Redriving:
         try:
             topic, partition = _text(headers, ORIGIN_TOPIC), int(_text(headers, ORIGIN_PARTITION))
         except (KeyError, ValueError):
-            logger.warning("%s: the record at offset %d of partition %d is no dead letter: it is left out",
-                           self._dead.path, record.offset, record.partition)  # fmt: skip
-            self.left_out += 1
+            self._leave_out(record, "is no dead letter")
             return None
         own = os.path.realpath(self._dead.path)
         path = os.path.normpath(os.path.join(os.path.dirname(own), topic))
         if path == own:
-            logger.warning("%s: the record at offset %d of partition %d comes from here: it is left out",
-                           self._dead.path, record.offset, record.partition)  # fmt: skip
-            self.left_out += 1
+            self._leave_out(record, "comes from here")
             return None
         return _Sent(path, partition)
+
+    def _leave_out(self, record: Record, why: str) -> None:
+        logger.warning("%s: the record at offset %d of partition %d %s: it is left out",
+                       self._dead.path, record.offset, record.partition, why)  # fmt: skip
+        self.left_out += 1
 
     def _target(self, path: str) -> OpenTopic:
         if path not in self._targets:
