@@ -918,7 +918,7 @@ def test_accept_that_is_void_at_the_close_takes_no_other_accept_with_it(open_top
     for job in taken(share, 2):
         if job.partition == 1:
             job.renew(100)
-        share.take_back(job, came_back=True)  # by the loops of two threads
+        job.come_back(is_handled=True)  # by the loops of two threads
     clock.advance(timedelta(seconds=11))
     with topic.share("mail", lease=10) as other:
         assert values(other) == [b"0"]
@@ -935,7 +935,7 @@ def test_many_reasons_are_forgotten_and_not_kept_for_ever(topic: Topic, monkeypa
         for _ in range(5):
             for job in taken(share, 3):
                 job.release(count=False, reason="no room")
-        assert len(share._takings[0]._reasons) <= 2 and len(share._takings[0]._handed) <= 4
+        assert len(share._takings[0]._reasons) <= 2 and len(share._takings[0]._jobs) <= 6
 
 
 def test_partition_that_always_has_records_does_not_starve_another(

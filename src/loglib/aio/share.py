@@ -56,7 +56,7 @@ class _Way(NamedTuple, Generic[Taken]):
 class _Look(NamedTuple, Generic[Taken]):
     """The result of a look in a thread."""
 
-    found: tuple[Taking, Taken] | None
+    found: Taken | None
     until: float  # seconds until something is due
     ended: bool  # the share is closed or stopped
 
@@ -99,7 +99,7 @@ class AsyncShare(NotCopyable):
     async def take(self, timeout: Duration | None = None) -> AsyncJob | None:
         """One job, which the caller settles; None if none comes in `timeout` seconds, or the share is stopped."""
         found = await self._take(timeout, self._one_by_one())
-        return None if found is None else AsyncJob(self, found[1])
+        return None if found is None else AsyncJob(self, found)
 
     async def run(
         self, handler: Callable[[AsyncJob], Awaitable[object]], tasks: int = 1, *, timeout: Duration | None = None
@@ -174,7 +174,7 @@ class AsyncShare(NotCopyable):
                 found = await self._take(timeout, way, before)
                 if found is None:
                     return
-                before = None if await self._is_settled(AsyncJob(self, found[1]), handler) else found
+                before = None if await self._is_settled(AsyncJob(self, found), handler) else found
             except FencedJobError as error:  # it took too long, or its member was evicted: another one handles it again
                 logger.warning("%s", error)
                 before = None
@@ -205,16 +205,16 @@ class AsyncShare(NotCopyable):
         while (found := await self._take(timeout, way, before)) is not None:
             came_back = False
             try:
-                yield hand_out(self, found[1])
+                yield hand_out(self, found)
                 came_back = True
             finally:
                 if not came_back:
-                    await self._release(found[1])
+                    await self._release(found)
             before, found = found, None
 
     async def _take(
-        self, timeout: Duration | None, way: _Way[Taken], before: tuple[Taking, Taken] | None = None
-    ) -> tuple[Taking, Taken] | None:
+        self, timeout: Duration | None, way: _Way[Taken], before: Taken | None = None
+    ) -> Taken | None:
         """The next records, after `before` has come back; None at the end, or after `timeout` seconds."""
         share, timeout = self.joined, timeout_seconds(timeout)
         deadline = None if timeout is None else monotonic() + timeout
@@ -242,7 +242,7 @@ class AsyncShare(NotCopyable):
             return await settled(looking)
         except asyncio.CancelledError:
             if looking.exception() is None and (found := looking.result().found) is not None:
-                await self._give_back(found[1])
+                await self._give_back(found)
             raise
 
     async def _give_back(self, job: InHand) -> None:
@@ -258,11 +258,11 @@ class AsyncShare(NotCopyable):
 
 
 def _look(
-    share: Share, way: _Way[Taken], before: tuple[Taking, Taken] | None, rest: float | None, *, woken: bool
+    share: Share, way: _Way[Taken], before: Taken | None, rest: float | None, *, woken: bool
 ) -> _Look[Taken]:
     """In a thread: accept what has come back, and take what there is. `rest` is the time that is left for it."""
     if before is not None:
-        share.take_back(before[1], came_back=True)
+        before.come_back(is_handled=True)
     if woken:
         share._wait.wait(0.0, share._wait.number())  # empties the pipe with which others wake the member
         share._read_at = 0.0

@@ -184,7 +184,7 @@ class AckLog(NotCopyable):
 
     def _use(self, current: _Current) -> None:
         self._current = current
-        self.state = current.state  # the same once more: it is asked for many times for each job
+        self.salt, self.state = current.salt, current.state  # once more: they are asked for many times for each job
 
     def _go_on(self) -> None:
         """Go to the newest generation, after the end of this one. Make it if there is none."""

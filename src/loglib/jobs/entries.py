@@ -47,7 +47,6 @@ ENTRY = Struct("<IBBHQQQ")
 ENTRY_BYTES = ENTRY.size
 assert ENTRY_BYTES == 32
 _BODY = Struct("<BBHQQQ")
-_CRC = Struct("<I")
 
 BEGIN, SETTLE, RENEW, REAP, LOST, PIN, SEAL, PASS, DEFER = 1, 2, 3, 4, 5, 6, 7, 8, 9
 ACCEPTED, RELEASED, RETURNED, REJECTED, EXHAUSTED, PINNED, UNPINNED = 1, 2, 3, 4, 5, 6, 7
@@ -68,7 +67,7 @@ def encode(
 ) -> bytes:  # fmt: skip
     """One entry."""
     body = _BODY.pack(kind, outcome, count, moment, offset, token)
-    return _CRC.pack(crc32c(body, salt)) + body
+    return crc32c(body, salt).to_bytes(4, "little") + body
 
 
 def pair(low: int, high: int) -> int:

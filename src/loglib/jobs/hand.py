@@ -5,7 +5,7 @@ Invariant: what is pinned is in hand. State (state.py) changes a hand, by the en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 
@@ -21,10 +21,11 @@ class Doomed(NamedTuple):
 class Hand:
     """Records that were begun together."""
 
-    __slots__ = (
-        "attempt", "begun", "count", "doomed", "first_begun", "member", "not_before", "offset", "pinned", "some",
-        "until",
-    )  # fmt: skip
+    # Most hands never differ from these.
+    not_before = 0  # microseconds since the boot: it was released until then, after its member had looked
+    some: set[int] | None = None  # the offsets still in hand; None: all of them
+    pinned: Set[int] = frozenset()  # the offsets of them that a transaction settles
+    doomed: Doomed | None = None  # no handler has it: it is in hand only for its dead letter
 
     def __init__(
         self, offset: int, count: int, member: int, until: int, attempt: int, first_begun: int, begun: int
@@ -36,10 +37,6 @@ class Hand:
         self.attempt = attempt
         self.first_begun = first_begun  # seconds UTC
         self.begun = begun  # seconds UTC
-        self.not_before = 0  # microseconds since the boot: it was released until then, after its member had looked
-        self.some: set[int] | None = None  # the offsets still in hand; None: all of them
-        self.pinned: set[int] = set()  # the offsets of them that a transaction settles
-        self.doomed: Doomed | None = None  # no handler has it: it is in hand only for its dead letter
 
     def offsets(self) -> Sequence[int]:
         """The offsets still in hand."""

@@ -38,6 +38,9 @@ class Reject(Exception):
 class Settler(Protocol):
     """The share of a job."""
 
+    def take_back(self, job: InHand, *, is_handled: bool) -> None:
+        """Take back a job that is not settled. Its loop asks for the next one (`is_handled`), or is left."""
+
     def settle(self, job: InHand, outcome: int, *, delay: Duration | None = None, reason: str = "") -> None:
         """Settle the records of the job."""
 
@@ -122,6 +125,12 @@ class InHand(Shown, ABC):
             self._share = None
             raise
         self._share = None
+
+    def come_back(self, *, is_handled: bool) -> None:
+        """Its loop asks for the next job (`is_handled`), or is left."""
+        share = self._share
+        if share is not None and not self.promised:
+            share.take_back(self, is_handled=is_handled)
 
     def _transact(self) -> Promise:
         """Let a transaction settle it: `Transaction.accept` calls this. It writes nothing."""

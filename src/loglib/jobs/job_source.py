@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from ..config.arguments import check_count
 from ..config.quantities import Duration, timeout_seconds
@@ -17,24 +18,16 @@ from .runner import run
 Lent = TypeVar("Lent", bound=InHand)
 
 
-class Lender(Protocol):
-    """The share of a job, as a loop knows it."""
-
-    def take_back(self, job: InHand, *, came_back: bool) -> None:
-        """Take a loop's job back: the loop asks for the next one (`came_back`), or is left."""
-
-
-def lent(give: Callable[[], tuple[Lender, Lent] | None]) -> Iterator[Lent]:
-    """The jobs of `give`, until it returns None. Each is taken back before the next one, and at the end."""
-    while (found := give()) is not None:
-        lender, job = found
+def lent(give: Callable[[], Lent | None]) -> Iterator[Lent]:
+    """The jobs that `give` returns, until it returns None. Each comes back before the next one, and at the end."""
+    while (job := give()) is not None:
         came_back = False
         try:
             yield job
             came_back = True
         finally:
-            lender.take_back(job, came_back=came_back)
-        del found, job  # a job that nobody has any more is released
+            job.come_back(is_handled=came_back)
+        del job  # a job that nobody has any more is released
 
 
 class JobSource(ABC):
@@ -43,8 +36,8 @@ class JobSource(ABC):
     _explicit: bool  # the loops settle nothing
 
     @abstractmethod
-    def _given(self, wait_s: float | None) -> tuple[Lender, Job] | None:
-        """The next job and its share; None if there is none for `wait_s` seconds, or the source is stopped."""
+    def _given(self, wait_s: float | None) -> Job | None:
+        """The next job; None if there is none for `wait_s` seconds, or the source is stopped."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -64,13 +57,11 @@ class JobSource(ABC):
         `settle="explicit"`; `ShareFullError` instead of the timeout if the window is full and there are fresh records.
         Closing the share ends the loop. If the topic is closed, a loop with a timeout raises `LogClosedError`.
         """
-        wait_s = timeout_seconds(timeout)
-        yield from lent(lambda: self._given(wait_s))
+        return lent(partial(self._given, timeout_seconds(timeout)))
 
     def take(self, timeout: Duration | None = None) -> Job | None:
         """One job, which the caller settles; None if none comes in `timeout` seconds, or the share is stopped."""
-        found = self._given(timeout_seconds(timeout))
-        return None if found is None else found[1]
+        return self._given(timeout_seconds(timeout))
 
     def run(
         self, handler: Callable[[Job], object], threads: int = 1, *, timeout: Duration | None = None

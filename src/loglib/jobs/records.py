@@ -165,11 +165,12 @@ def _chain_at(end: int, batch: Batch) -> int:
 
 def record_of(batch: Batch, offset: int) -> Record:
     """One record of a batch, whose columns are decoded once for all of them."""
-    number = offset - batch.offsets.start
+    offsets = batch.offsets
+    number = offset - offsets.start
     return new_tuple(
         Record,
         (
             batch.partition, offset, batch.timestamps[number], batch.keys[number], batch.values[number],
-            batch.headers[number], batch.offset_of(number + 1),
+            batch.headers[number], offset + 1 if offset + 1 in offsets else batch.next_offset,
         ),
     )  # fmt: skip

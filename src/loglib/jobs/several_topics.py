@@ -71,7 +71,7 @@ class TopicsShare(JobSource, NotCopyable):
             for each in self.shares:
                 left.callback(each.close)
 
-    def _given(self, wait_s: float | None) -> tuple[Share, Job] | None:
+    def _given(self, wait_s: float | None) -> Job | None:
         deadline = None if wait_s is None else monotonic() + wait_s
         is_fruitless = False
         while True:
@@ -86,7 +86,7 @@ class TopicsShare(JobSource, NotCopyable):
                 if job is not None:
                     if self._waiting:
                         each._wait.wake()  # noqa: SLF001  Another thread, which may have more to take
-                    return each, job
+                    return job
             now = monotonic()
             if any(each._stopped or each._closed is not None for each in self.shares):  # noqa: SLF001
                 return None

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Literal, TypedDict, TypeVar
 
 from ..config.arguments import check_count, check_names
@@ -184,29 +185,21 @@ class Share(Joined, JobSource):
         """
         check_count("max_records", max_records)
         wait_s, most = timeout_seconds(timeout), min(max_records, MOST_TOGETHER)
-        return lent(lambda: self._lent(wait_s, most, self._batch))
+        return lent(partial(self._next, wait_s, most, self._batch))
 
-    def _given(self, wait_s: float | None) -> tuple[Share, Job] | None:
-        return self._lent(wait_s, 1, self._job)
+    def _given(self, wait_s: float | None) -> Job | None:
+        return self._next(wait_s, 1, self._job)
 
-    def _lent(
-        self, wait_s: float | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
-    ) -> tuple[Share, Taken] | None:
-        found = self._next(wait_s, most, make)
-        return None if found is None else (self, found[1])
-
-    def take_back(self, job: InHand, *, came_back: bool) -> None:
-        """Take a loop's job back: the loop asks for the next one (`came_back`), or is left."""
-        if job.settled or job.promised:
-            return
-        if came_back:
-            self._come_back(self._takings[job.partition], job)
+    def take_back(self, job: InHand, *, is_handled: bool) -> None:
+        """Take back a job that is not settled. Its loop asks for the next one (`is_handled`), or is left."""
+        if is_handled:
+            self._accept_later(self._takings[job.partition], job)
         # A loop may end in the middle of another call. The next step of this member then releases the record.
         elif self._closed is None and not self._is_using():
             with suppress(LogError, OSError):
                 job.release(reason="its loop was left")
 
-    def _come_back(self, taking: Taking, job: InHand) -> None:
+    def _accept_later(self, taking: Taking, job: InHand) -> None:
         with self._use():
             if self._closed is not None:
                 return
@@ -238,7 +231,7 @@ class Share(Joined, JobSource):
 
     def _next(
         self, wait_s: float | None, most: int, make: Callable[[Taking, int, Moment], Taken | None]
-    ) -> tuple[Taking, Taken] | None:
+    ) -> Taken | None:
         deadline = None if wait_s is None else monotonic() + wait_s
         is_fruitless = False
         while True:
@@ -246,7 +239,8 @@ class Share(Joined, JobSource):
                 if self._closed is not None:
                     break
                 now, number = monotonic(), self._wait.number()
-                self._act(now)
+                if now >= self._read_at or now >= self._look_at:
+                    self._act(now)
                 found = self._next_quickly(now, make)
                 if found is None and not self._pinning.is_due():
                     found = self._try_each(most, make)
@@ -279,7 +273,7 @@ class Share(Joined, JobSource):
 
     def _next_quickly(
         self, now: float, make: Callable[[Taking, int, Moment], Taken | None]
-    ) -> tuple[Taking, Taken] | None:
+    ) -> Taken | None:
         """The next record of the partition that the last one came from, in few steps. None in any unusual case.
 
         All is checked that `_try_each` checks; it tries again after a None.
@@ -288,7 +282,7 @@ class Share(Joined, JobSource):
         if (
             taking is None or moment is None or make != self._job
             or self._lease_us or self._stopped or self._pinning.may_be_pending
-            or (self._served + 1) % _JOBS_A_TURN == 0 or (self._owing and [*self._owing.values()] != [taking])
+            or (self._served + 1) % _JOBS_A_TURN == 0 or self._owes_elsewhere(taking)
         ):  # fmt: skip
             return None
         before = taking.acks.state
@@ -300,7 +294,11 @@ class Share(Joined, JobSource):
         if begun is None:
             return None
         self._served += 1
-        return taking, self._handed_out(taking, begun)  # type: ignore[return-value]
+        return self._handed_out(taking, begun)  # type: ignore[return-value]
+
+    def _owes_elsewhere(self, taking: Taking) -> bool:
+        owing = self._owing
+        return bool(owing) and (len(owing) > 1 or taking.partition not in owing)
 
     def _until(self, deadline: float | None) -> float:
         moments = [taking.acks.state.next_moment() for taking in self._takings.values()]
@@ -308,7 +306,7 @@ class Share(Joined, JobSource):
 
     def _try_each(
         self, most: int, make: Callable[[Taking, int, Moment], Taken | None]
-    ) -> tuple[Taking, Taken] | None:
+    ) -> Taken | None:
         takings = list(self._takings.values())
         # Leases and waiting records ask for the true moment.
         is_timed = bool(self._lease_us) or any(taking.acks.state.is_timed for taking in takings)
@@ -334,7 +332,7 @@ class Share(Joined, JobSource):
                 self._served += 1
                 self._last = taking if self._served % _JOBS_A_TURN else None  # then it is another one's turn
                 self._turn += place + (self._served % _JOBS_A_TURN == 0)
-                return taking, job
+                return job
         return None
 
     def _settle_owed(self, unless: Taking | None) -> None:
@@ -436,8 +434,7 @@ class Share(Joined, JobSource):
     def take_batch(self, max_records: int = 100, timeout: Duration | None = None) -> JobBatch | None:
         """Like `take`, but up to `max_records` records of a partition together."""
         check_count("max_records", max_records)
-        found = self._next(timeout_seconds(timeout), min(max_records, MOST_TOGETHER), self._batch)
-        return None if found is None else found[1]
+        return self._next(timeout_seconds(timeout), min(max_records, MOST_TOGETHER), self._batch)
 
     def stop(self) -> None:
         """Let all loops end when they ask for the next job. What is in hand stays in hand. Any thread may call this."""

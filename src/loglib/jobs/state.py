@@ -56,11 +56,11 @@ from .entries import (
     SEAL,
     SETTLE,
     UNPINNED,
-    pair,
     unpair,
 )
 from .hand import Doomed, Hand
 
+_unpack = ENTRY.unpack_from
 _MOST_ATTEMPTS = 0xFFFF  # in a checkpoint
 _IS_PINNED, _IS_DOOMED, _IS_DEFERRED = 1, 2, 4  # flags of an item
 NO_ORDER, KEY_ORDER = "none", "key"
@@ -170,12 +170,12 @@ class State(NotCopyable):
 
         It ends at a seal, and before bytes that are no entry.
         """
-        at, end = 0, len(block) - ENTRY_BYTES
-        view = memoryview(block)
-        while at <= end and not self.sealed:
-            crc, kind, outcome, count, moment, offset, token = ENTRY.unpack_from(block, at)
-            if crc32c(view[at + 4 : at + ENTRY_BYTES], salt) != crc:
-                break
+        if self.sealed:
+            return 0
+        for at in range(0, len(block) - ENTRY_BYTES + 1, ENTRY_BYTES):
+            crc, kind, outcome, count, moment, offset, token = _unpack(block, at)
+            if crc32c(block[at + 4 : at + ENTRY_BYTES], salt) != crc:
+                return at
             if kind == SETTLE:
                 self._settle(outcome, count, moment, offset, token)
             elif kind == BEGIN:
@@ -194,21 +194,23 @@ class State(NotCopyable):
                 self._pin(outcome, count, moment, offset, token)
             elif kind == SEAL:
                 self._seal(outcome, moment, offset, token)
+                self.entries += 1
+                return at + ENTRY_BYTES
             self.entries += 1
-            at += ENTRY_BYTES
-        return at
+        return len(block) - len(block) % ENTRY_BYTES
 
     def _begin(self, spare: int, count: int, moment: int, offset: int, until: int) -> None:
         member, now = moment & 0xFFFFFFFF, moment >> 32
         if spare and offset < self.fresh:
             count = min(count, offset + count + spare - self.fresh)
             offset = self.fresh
-        most = self.settings.max_in_hand
-        if (most and self.in_hand + count > most) or member in self.gone or count <= 0:
+        _, window, most, _, _ = self.settings
+        in_hand = self.in_hand + count
+        if (most and in_hand > most) or member in self.gone or count <= 0:
             return
         attempt, first_begun, not_before, doomed = 1, now, 0, None
         if offset >= self.fresh:
-            if self.unsettled + count > self.settings.window:
+            if in_hand + len(self.free) + len(self.doomed) + len(self.deferred) > window:
                 return
             self._arrive(offset, count)
         elif count == 1 and (doomed := self.doomed.pop(offset, None)) is not None:
@@ -221,10 +223,13 @@ class State(NotCopyable):
                 return
             self._ready.pop(offset, None)
             attempt, first_begun, not_before = free.attempts + 1, free.first_begun or now, free.until
-        token = pair(self.entries, self.generation)
+        token = self.entries | self.generation << 32  # as `pair` does, in fewer steps
         hand = self.hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
-        hand.doomed, hand.not_before = doomed, not_before
-        self.in_hand += count
+        if doomed is not None:
+            hand.doomed = doomed
+        if not_before:
+            hand.not_before = not_before
+        self.in_hand = in_hand
         if until:
             heapq.heappush(self._leases, (until, token))
         if member == self.me:
@@ -255,6 +260,14 @@ class State(NotCopyable):
         if hand is None:
             return
         if hand.some is None and not hand.pinned and hand.offset == offset and hand.count == count:
+            if outcome == ACCEPTED:  # nearly all of them
+                del self.hands[token]
+                self.in_hand -= count
+                self.counts[0] += count
+                if hand.member == self.me:
+                    self.mine.discard(token)
+                    self.burials.discard(token)
+                return
             leaving: Sequence[int] = hand.offsets()
             self._drop(token, hand)
         else:
@@ -286,7 +299,7 @@ class State(NotCopyable):
         if hand.some is None:
             hand.some = set(hand.offsets())
         hand.some.difference_update(leaving)
-        hand.pinned.difference_update(leaving)
+        hand.pinned -= set(leaving)
         if not hand.pinned:
             self.pins.discard(token)
         self.in_hand -= len(leaving)
@@ -360,7 +373,7 @@ class State(NotCopyable):
             return
         leaving = sorted(wanted & hand.pinned)
         if outcome == UNPINNED:
-            hand.pinned.difference_update(leaving)
+            hand.pinned -= set(leaving)
             if not hand.pinned:
                 self.pins.discard(token)
             return
@@ -555,5 +568,5 @@ class State(NotCopyable):
             hand.some.add(item.offset)
             hand.count = item.offset + 1 - hand.offset  # items of one token rise
         if item.flags & _IS_PINNED:
-            hand.pinned.add(item.offset)
+            hand.pinned |= {item.offset}
             self.pins.add(item.token)

@@ -42,6 +42,7 @@ from .entries import (
     RENEW,
     RETURNED,
     SETTLE,
+    encode,
     pair,
 )
 from .hand import Hand
@@ -51,7 +52,7 @@ from .state import CHOICES, KEY_ORDER, Counts, State
 
 logger = logging.getLogger("loglib")
 
-_MOST_HANDED = 1000  # tokens, before those are forgotten that are no longer in hand
+_MOST_HANDED = 1000  # tokens that are no longer in hand, before they are forgotten
 _MOST_DEFERRED = 1000  # records in one write
 _MOST_REASONS = 1000  # of records that were released or rejected, until their end is logged
 
@@ -93,9 +94,11 @@ class Taking(NotCopyable):
         self._me = me
         self._pending: list[Settling] = []  # not written, or not seen yet
         self._void: list[Settling] = []  # seen, and void: the next step of the loop raises
-        self._handed: set[int] = set()  # tokens for which there was a job; some are no longer in hand
+        # By token, a reference to the job, as long as somebody has it. Some of the tokens are no longer in hand.
+        self._jobs: dict[int, Callable[[], object | None]] = {}
+        self._stamped: Moment | None = None  # the moment of the stamp: this member, and the time in seconds
+        self._stamp = 0
         self._choice = 0  # of the free records: another one after another member was quicker
-        self._given: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()  # jobs by token
         self._reasons: dict[int, str] = {}  # by offset
 
     def check_history(self, history_at: Callable[[int, int], int]) -> None:
@@ -160,7 +163,7 @@ class Taking(NotCopyable):
             return None
         token = state.begun[0]
         hand = state.hands[token]
-        if token in self._handed or hand.offset not in offsets:
+        if token in self._jobs or hand.offset not in offsets:
             return None
         return Begun(token, batch, hand.offset, 1, hand.attempt, hand.first_begun)
 
@@ -168,13 +171,17 @@ class Taking(NotCopyable):
         """Say that these records are begun, and look. What is pending is written before."""
         offset, count, spare = found
         until = moment.boottime_us + lease_us if lease_us else 0
-        member = pair(self._me, min(max(moment.wall_us // 1_000_000, 0), 0xFFFFFFFF))
+        if moment is not self._stamped:  # it is the same for many records
+            self._stamp = pair(self._me, min(max(moment.wall_us // 1_000_000, 0), 0xFFFFFFFF))
+            self._stamped = moment
         entries = self._encoded(self._pending)
         spare = min(spare, MOST_SPARE)
-        entries.append(self.acks.encode(BEGIN, spare, count, member, offset, until))
+        entries.append(encode(self.acks.salt, BEGIN, spare, count, self._stamp, offset, until))
         self.acks.append(entries)
-        self._confirm(self._look())
-        if self._me in self.acks.state.gone:
+        state = self._look()
+        if self._pending:
+            self._confirm(state)
+        if self._me in state.gone:
             raise StaleGenerationError(self._share, self._member)
 
     def take_doomed(self, moment: Moment, lease_us: int, others: Collection[int]) -> int | None:
@@ -204,7 +211,7 @@ class Taking(NotCopyable):
             state = self.acks.state
             token = state.begun[-1]
             hand = state.hands.get(token)
-            if hand is not None and token not in self._handed:
+            if hand is not None and token not in self._jobs:
                 if not (hand.until or hand.not_before) or hand.is_in_time(self._clock.moment().boottime_us):
                     with suppress(OffsetOutOfRangeError):  # begun before an interrupt, and dropped by retention since
                         batch = self.records.around(hand.offset)
@@ -215,11 +222,11 @@ class Taking(NotCopyable):
 
     def hand_out(self, token: int, job: object) -> None:
         """The job stands for the records of the token from now on."""
-        if len(self._handed) > _MOST_HANDED:
-            self._handed &= self.acks.state.mine
-        self._handed.add(token)
-        self._given[token] = job
-        self.acks.state.begun.pop()
+        state = self.acks.state
+        if len(self._jobs) > _MOST_HANDED + len(state.mine):
+            self._jobs = {each: self._jobs[each] for each in self._jobs.keys() & state.mine}
+        self._jobs[token] = weakref.ref(job)
+        state.begun.pop()
 
     def _candidate(self, state: State, most: int, moment: Moment) -> tuple[int, int, int] | None:
         """The offset and number of records that may be begun, and of those after them that may be taken instead.
@@ -321,8 +328,9 @@ class Taking(NotCopyable):
         mine = self.acks.state.mine
         if len(mine) <= len(self._pending):  # as in a loop
             return
-        kept = {each.token for each in self._pending}.union(self._given)
-        for token in (mine & self._handed) - kept:
+        pending = {each.token for each in self._pending}
+        orphans = [each for each in mine - pending if (job := self._jobs.get(each)) is not None and job() is None]
+        for token in orphans:
             hand = self.acks.state.hands.get(token)
             if hand is not None:
                 self._settle_if_held(token, hand, RELEASED)
@@ -352,7 +360,7 @@ class Taking(NotCopyable):
         self.note_reason(what.offset, reason)
         self._settle(what)
         if what.token not in self.acks.state.mine:
-            self._given.pop(what.token, None)
+            self._jobs[what.token] = _nobody  # if damage makes this void, the record comes again
         self._log_ended(self.acks.state)
 
     def _settle(self, what: Settling) -> None:
@@ -405,21 +413,20 @@ class Taking(NotCopyable):
             self._reasons[offset] = reason
 
     def _encoded(self, settling: list[Settling]) -> list[bytes]:
-        encode = self.acks.encode
+        salt = self.acks.salt
         if settling:
             self.is_unsynced = True
         return [
-            encode(SETTLE, outcome, size, until, offset, token)
+            encode(salt, SETTLE, outcome, size, until, offset, token)
             for token, offset, size, outcome, until in settling
         ]
 
     def _confirm(self, state: State) -> None:
         """Forget what is pending and was seen. The rest landed after a seal."""
-        if self._pending:
-            if state.taken:
-                self._void += [each for each in self._pending if self._was_taken(each)]
-            mine = state.mine
-            self._pending = [each for each in self._pending if each.token in mine]
+        if state.taken:
+            self._void += [each for each in self._pending if self._was_taken(each)]
+        mine = state.mine
+        self._pending = [each for each in self._pending if each.token in mine]
 
     def _was_taken(self, what: Settling) -> bool:
         taken = self.acks.state.taken.get(what.token)
@@ -504,12 +511,16 @@ class Taking(NotCopyable):
         for token in list(self._look().mine):
             hand = self.acks.state.hands.get(token)
             if hand is not None:
-                self._settle_if_held(token, hand, RELEASED if token in self._handed else RETURNED)
+                self._settle_if_held(token, hand, RELEASED if token in self._jobs else RETURNED)
 
     def close(self) -> None:
         """Close the files."""
         self.records.release()
         self.acks.close()
+
+
+def _nobody() -> None:
+    """A reference to no job."""
 
 
 def _holds(state: State, what: Settling) -> bool:
