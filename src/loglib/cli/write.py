@@ -49,7 +49,8 @@ def _separator(text: str) -> bytes:
 @click.argument("files", type=click.Path(exists=True, dir_okay=False, allow_dash=True), nargs=-1)
 @click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
 @click.option("--format", "form", type=click.Choice(FORMS), metavar="FORMAT",
-              help="Files of records as `loglib cat --format` prints them: jsonl, csv or parquet.")
+              help="Files of records as `loglib cat --format` prints them: jsonl, csv or parquet. All columns but the "
+              "value may be left out.")
 @click.option("--keep-partitions", is_flag=True, help="With --format: to the partitions that it names.")
 @click.option("--key", help="The key of all records.")
 @click.option("--key-regex", type=REGEX, help="The key is this match in each line, or its group.")
