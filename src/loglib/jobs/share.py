@@ -192,19 +192,18 @@ class Share(Joined, JobSource):
 
     def take_back(self, job: InHand, *, is_handled: bool) -> None:
         """Take back a job that is not settled. Its loop asks for the next one (`is_handled`), or is left."""
-        if is_handled:
-            self._accept_later(self._takings[job.partition], job)
-        # A loop may end in the middle of another call. The next step of this member then releases the record.
-        elif self._closed is None and not self._is_using():
-            with suppress(LogError, OSError):
-                job.release(reason="its loop was left")
-
-    def _accept_later(self, taking: Taking, job: InHand) -> None:
+        if not is_handled:
+            # A loop may end in the middle of another call. The next step of this member then releases the record.
+            if self._closed is None and not self._is_using():
+                with suppress(LogError, OSError):
+                    job.release(reason="its loop was left")
+            return
         with self._use():
+            taking = self._takings[job.partition]
             if self._closed is not None:
                 return
             if not self._explicit:
-                self._owing[taking.partition] = taking
+                self._owing[job.partition] = taking
                 taking.accept_later(job.token, job.first_offset, job.count)
             elif taking.holds(job.token):
                 raise UnsettledError(self.name, job.partition, job.first_offset)

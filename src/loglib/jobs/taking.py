@@ -154,7 +154,7 @@ class Taking(NotCopyable):
         batch, offsets = self.records.next_plain(offset)
         if (
             batch is None or self._order is not None or self._void or state.begun or state.ended
-            or len(state.mine) > len(self._pending) or not state.is_simple or acks.is_long()
+            or len(state.mine) > len(self._pending) or not state.is_simple
         ):  # fmt: skip
             return None
         self._begin((offset, 1, offsets.stop - offset - 1), moment, 0)
