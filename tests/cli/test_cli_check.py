@@ -300,7 +300,9 @@ def test_mirror_that_is_behind_its_source_is_found(cli: Cli, tmp_path: Path) -> 
 # --- damage, and what cannot be looked at ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["description", "watermark", "both slots", "last batch", "segment", "partition"])
+@pytest.mark.parametrize(
+    "what", ["description", "watermark", "both slots", "last batch", "segment", "partition", "group", "share"]
+)
 def test_damage_is_found_by_a_cheap_look(what: str, cli: Cli, orders: Path) -> None:
     if what == "description":
         spoil(orders / "topic.json", 30)
@@ -313,6 +315,13 @@ def test_damage_is_found_by_a_cheap_look(what: str, cli: Cli, orders: Path) -> N
         spoil(file, file.stat().st_size - 20)
     elif what == "segment":
         last_segment(orders, 1).unlink()
+    elif what == "group":
+        late(orders)
+        spoil(next((orders / "groups" / "billing" / "offsets").rglob("*.log")), 100)
+    elif what == "share":
+        with Topic.open(orders, mode="r") as topic:
+            topic.share("mail").close()
+        spoil(next((orders / "shares" / "mail" / "0000").glob("*.acks")), 20)
     else:
         (orders / "0001").rename(orders / "aside")
     done = cli("check", orders, "--json")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import commands
 import pytest
+from builders import spoil
 from commands import Cli
 from shared_jobs import die, taken
 
@@ -40,6 +41,26 @@ def test_shares_of_a_topic_and_of_a_directory_are_listed(cli: Cli, opened: Topic
     assert again | {"lag_seconds": 0} == facts | {"lag_seconds": 0}
     heading, row = cli("share", "ls", clicks).output.splitlines()
     assert heading.split()[:3] == ["TOPIC", "SHARE", "MEMBERS"] and row.split()[-2:] == ["2", "1"]
+
+
+def test_damaged_share_is_named_and_hides_no_other_one(cli: Cli, opened: Topic, clicks: Path) -> None:
+    opened.share("broken").close()
+    spoil(next((clicks / "shares" / "broken" / "0000").glob("*.acks")), 20)
+    done = cli("share", "ls", clicks, "--json")
+    assert [each["share"] for each in done.objects] == ["mail"] and done.code == 1
+    assert done.errors.startswith("clicks, share broken: ")
+
+
+def test_damaged_group_is_named_and_hides_no_other_one(cli: Cli, clicks: Path) -> None:
+    with Topic.open(clicks, mode="r") as topic:
+        for name in "broken", "whole":
+            topic.reset_group(name, "begin")
+    for file in (clicks / "groups" / "broken" / "offsets").rglob("*.log"):
+        spoil(file, 100)
+    for verb in "groups", "lag":
+        done = cli(verb, clicks, "--json")
+        assert {each["group"] for each in done.objects} == {"whole"} and done.code == 1, verb
+        assert done.errors.startswith("clicks, group broken: ")
 
 
 def test_directory_without_shares_says_so(cli: Cli, clicks: Path) -> None:

@@ -148,8 +148,9 @@ def test_fault_of_one_topic_takes_nothing_from_another(what: str, place: Path) -
     assert sample("loglib_up", whole) == 1 and sample("loglib_damage", whole) == 0
     damage = sample("loglib_damage", broken)
     assert damage is not None and (damage > 0) == (what != "format")
-    assert sample("loglib_up", broken) == (what == "batch")
+    assert sample("loglib_up", broken) == (what in ("batch", "group"))
     if what in ("batch", "group"):
+        assert sample("loglib_size_bytes", broken, partition="0"), "the figures of the rest"
         assert sample("loglib_disk_size_bytes", broken, path=str(broken)) is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import spoil
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
@@ -103,6 +105,25 @@ def test_prometheus_gets_the_figures_of_shares(path: Path) -> None:
             assert job is not None
         topic.delete_share("mail")
         assert sample("loglib_share_members", {"topic": "topic", "share": "mail"}) is None
+
+
+def test_damaged_group_or_share_takes_the_figures_of_nothing_else(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Topic.open(path, create=True, partitions=2, flush=MANUAL) as topic:
+        shared(topic)
+        for name in "broken", "whole":
+            topic.reset_group(name, "begin")
+            topic.share(name).close()
+        for file in (path / "groups" / "broken" / "offsets").rglob("*.log"):
+            spoil(file, 100)
+        spoil(next((path / "shares" / "broken" / "0001").glob("*.acks")), 20)
+        stats = topic.stats()
+    assert len(stats.partitions) == 2 and list(stats.lag) == ["whole"] and sorted(stats.shares) == ["mail", "whole"]
+    assert [os.path.relpath(each.path, path).split(os.sep)[:2] for each in stats.damaged] == [
+        ["groups", "broken"], ["shares", "broken"],
+    ]  # fmt: skip
+    assert "group broken" in caplog.text and "share broken" in caplog.text
 
 
 def test_opentelemetry_gets_the_figures_of_shares(path: Path) -> None:

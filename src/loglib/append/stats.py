@@ -86,6 +86,7 @@ class TopicStats(NamedTuple):
     partitions: tuple[PartitionStats, ...]
     lag: Mapping[str, Mapping[int, Lag]]  # of each group that is stored with the topic, by partition
     shares: Mapping[str, ShareStats]  # by name
+    damaged: tuple[CorruptLogError, ...] = ()  # of groups and shares, which are left out of the figures
 
     @property
     def size_bytes(self) -> int:

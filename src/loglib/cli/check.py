@@ -137,7 +137,8 @@ def _of_topic(path: str, limits: Limits) -> list[Finding]:
         return [_failure(path, error)]
     with topic:
         try:
-            stats, found = topic.stats(), list[Finding]()
+            stats = topic.stats()
+            found = [_failure(path, error) for error in stats.damaged]
         except (LogError, OSError) as error:  # lag and age cannot be told; damage and the rest can
             stats, found = None, [_failure(path, error)]
         looks: list[Callable[[], Iterator[Finding]]] = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..errors import GroupBusyError, GroupElsewhereError, LogError
+from ..errors import CorruptLogError, GroupBusyError, GroupElsewhereError, LogError
 from ..groups import GroupInfo, several_topics
 from ..groups.directory import GROUPS, stored_groups
 from ..log import catalog
@@ -18,13 +18,16 @@ from ..log.lag import total_lag
 from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, START, TOPIC, as_json, confirmed, dry_run, topic_paths, yes
-from .output import age, is_terminal, note, print_each, sized
+from .output import DAMAGED, age, is_terminal, note, print_each, safe, sized
 
 
 def _groups(
-    path: str, only: str | None = None, *, count_records: bool = False
+    path: str, damaged: list[CorruptLogError], only: str | None = None, *, count_records: bool = False
 ) -> Iterator[tuple[Topic, GroupInfo]]:
-    """The groups that are stored with the topics at a path, or `only` one of them; each with its topic."""
+    """The groups that are stored with the topics at a path, or `only` one of them; each with its topic.
+
+    A damaged group is left out, with a message. Its error is added to `damaged`.
+    """
     for each in topic_paths(path):
         with Topic.open(each, mode="r") as topic:
             names = topic.groups() if only is None else [only]
@@ -33,18 +36,26 @@ def _groups(
                     yield topic, topic.group_info(name, count_records=count_records)
                 except GroupElsewhereError as error:
                     note(f"{topic.name}: {error}")
+                except CorruptLogError as error:
+                    note(f"{topic.name}, group {safe(name)}: {error}")
+                    damaged.append(error)
 
 
 @click.command()
 @click.argument("topic", type=DIRECTORY)
 @as_json
-def groups(topic: str, as_json: bool) -> None:
-    """List the consumer groups of a topic, or of all topics in a directory, without joining them."""
-    found = [_group_facts(*each) for each in _groups(topic)]
+def groups(topic: str, as_json: bool) -> int:
+    """List the consumer groups of a topic, or of all topics in a directory, without joining them.
+
+    A damaged group is left out, with a message and exit code 1.
+    """
+    damaged: list[CorruptLogError] = []
+    found = [_group_facts(*each) for each in _groups(topic, damaged)]
     if found or as_json:
         print_each(found, dict, _group_row, ["topic", "group", ">members", ">lag", ">lag time"], as_json=as_json)
-    else:
+    elif not damaged:
         note("no groups")
+    return DAMAGED if damaged else 0
 
 
 def _group_facts(topic: Topic, info: GroupInfo) -> dict[str, Any]:
@@ -70,18 +81,21 @@ def _lag_cells(facts: dict[str, Any]) -> tuple[str, str]:
 @click.option("--watch", type=click.FloatRange(min=0.1), is_flag=False, flag_value=2.0, metavar="SECONDS",
               help="Repeat, by default every 2 seconds.")  # fmt: skip
 @as_json
-def lag(topic: str, group: str | None, count: bool, watch: float | None, as_json: bool) -> None:
+def lag(topic: str, group: str | None, count: bool, watch: float | None, as_json: bool) -> int:
     """Show the lag of groups, by partition.
 
-    The lag is given in bytes of log, and as the time since the group's next record was appended.
+    The lag is given in bytes of log, and as the time since the group's next record was appended. A damaged group is
+    left out, with a message and exit code 1.
     """
     while True:
-        rows = [row for each in _groups(topic, group, count_records=count) for row in _lags(*each)]
+        damaged: list[CorruptLogError] = []
+        rows = [row for each in _groups(topic, damaged, group, count_records=count) for row in _lags(*each)]
         if watch is not None and is_terminal() and not as_json:
             click.clear()
-        _print_lags(rows, count=count, as_json=as_json)
+        if rows or as_json or not damaged:
+            _print_lags(rows, count=count, as_json=as_json)
         if watch is None:
-            return
+            return DAMAGED if damaged else 0
         time.sleep(watch)
 
 

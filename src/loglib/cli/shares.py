@@ -17,7 +17,7 @@ from ..log.lag import Lag, total_lag
 from ..system.clock import SYSTEM
 from ..topic import Topic
 from .arguments import DIRECTORY, START, TOPIC, as_json, confirmed, dry_run, topic_paths, yes
-from .output import age, note, print_each, print_json, print_table, safe, sized, when
+from .output import DAMAGED, age, note, print_each, print_json, print_table, safe, sized, when
 
 
 @click.group()
@@ -43,25 +43,31 @@ def _age_us(since_us: int | None) -> int | None:
 @share.command("ls")
 @click.argument("topic", type=DIRECTORY)
 @as_json
-def list_shares(topic: str, as_json: bool) -> None:
+def list_shares(topic: str, as_json: bool) -> int:
     """List the shares of a topic, or of all topics in a directory, without joining them.
 
     FREE records were begun before and come again. LAG is what no member has begun. OLDEST is the age of the oldest
-    record that was begun and is not settled.
+    record that was begun and is not settled. A damaged share is left out, with a message and exit code 1.
     """
-    found = list(_each_share(topic))
+    damaged: list[CorruptLogError] = []
+    found = list(_each_share(topic, damaged))
     names = ["topic", "share", ">members", ">in hand", ">free", ">lag", ">lag time", ">oldest", ">accepted", ">failed"]
     if found or as_json:
         print_each(found, dict, _share_row, names, as_json=as_json)
-    else:
+    elif not damaged:
         note("no shares")
+    return DAMAGED if damaged else 0
 
 
-def _each_share(path: str) -> Iterator[dict[str, Any]]:
+def _each_share(path: str, damaged: list[CorruptLogError]) -> Iterator[dict[str, Any]]:
     for each in topic_paths(path):
         with Topic.open(each, mode="r") as topic:
             for name in topic.shares():
-                yield _share_facts(topic, topic.share_info(name))
+                try:
+                    yield _share_facts(topic, topic.share_info(name))
+                except CorruptLogError as error:
+                    note(f"{topic.name}, share {safe(name)}: {error}")
+                    damaged.append(error)
 
 
 def _share_facts(topic: Topic, info: ShareInfo) -> dict[str, Any]:

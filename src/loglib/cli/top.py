@@ -81,7 +81,8 @@ def _facts(path: str, before: _Look | None, *, count: bool) -> tuple[dict[str, A
         "topic": name, "partitions": len(stats.partitions), "records": look.records if count else None,
         "size_bytes": stats.size_bytes, "bytes_per_second": rate,
         "lag_bytes": None if lag is None else lag.bytes, "lag_seconds": None if lag is None else lag.seconds,
-        "oldest_age_us": _age_us(stats.oldest, now_us), "newest_age_us": _age_us(stats.newest, now_us), "error": None,
+        "oldest_age_us": _age_us(stats.oldest, now_us), "newest_age_us": _age_us(stats.newest, now_us),
+        "error": "; ".join(map(str, stats.damaged)) or None,
     }, look  # fmt: skip
 
 

@@ -8,13 +8,14 @@ Threads: safe for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..config.arguments import Start, check_names, check_options
-from ..errors import GroupNotFoundError
+from ..errors import CorruptLogError, GroupNotFoundError
 from ..log.log import Log
 from ..open_topic import OpenTopic
 from ..system.clock import monotonic
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .assignment import TopicPartition
     from .directory import GenerationFence, GroupDirectory
     from .group import Group, GroupOptions
+
+logger = logging.getLogger("loglib")
 
 
 class GroupedTopic(OpenTopic):
@@ -114,7 +117,7 @@ class GroupedTopic(OpenTopic):
 
         It reads no records and takes no lock: a fraction of a millisecond for each partition and each group. Rates are
         those between two moments: `later.rates_since(earlier)`. Of a group on several topics, each topic has the lag in
-        its own partitions.
+        its own partitions. A damaged group is left out, with a warning in the log.
         """
         from ..append.stats import TopicStats, stats_of_partition
         from .administration import lag as lag_of
@@ -122,12 +125,24 @@ class GroupedTopic(OpenTopic):
 
         self._handles.check_open()
         lag: dict[str, dict[int, Lag]] = {}
+        damaged: list[CorruptLogError] = []
         for name in followed_groups(self._files, self.path):
-            with suppress(GroupNotFoundError):  # it has just been deleted, or its own topic is not beside this one
+            with self._left_out_if_damaged("group", name, damaged):
                 found = lag_of(self._group_directory(name))
                 lag[name] = {each.partition: behind for each, behind in found.items()}
         partitions = tuple(stats_of_partition(each, self._append_times) for each in self._accesses)
-        return TopicStats(self.name, monotonic(), partitions, lag, {})
+        return TopicStats(self.name, monotonic(), partitions, lag, {}, tuple(damaged))
+
+    @contextmanager
+    def _left_out_if_damaged(self, kind: str, name: str, damaged: list[CorruptLogError]) -> Iterator[None]:
+        """End the block without an error if the group or share is damaged, was just deleted, or is another topic's."""
+        try:
+            yield
+        except GroupNotFoundError:
+            pass
+        except CorruptLogError as error:
+            logger.warning("%s: %s %s is left out of the figures: %s", self.path, kind, name, error)
+            damaged.append(error)
 
     def _group_directory(self, name: str, topics: Sequence[OpenTopic] = ()) -> GroupDirectory:
         """The directory of the group with this name, on this topic or on several."""

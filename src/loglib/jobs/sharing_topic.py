@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..config.arguments import check_names
-from ..errors import GroupNotFoundError
 from ..groups.grouped_topic import GroupedTopic, committed_of
 from ..log.lookup import StartLike
 from ..retention import Hold, ShareHold
@@ -61,20 +59,21 @@ class SharingTopic(GroupedTopic):
 
         It reads no records and takes no lock: a fraction of a millisecond for each partition, each group and each
         share. Rates are those between two moments: `later.rates_since(earlier)`. Of a group on several topics, each
-        topic has the lag in its own partitions.
+        topic has the lag in its own partitions. A damaged group or share is left out, with a warning in the log.
         """
         names = self.shares()
         stats = super().stats()
-        return stats._replace(shares=self._share_stats(names)) if names else stats
+        return self._with_shares(stats, names) if names else stats
 
-    def _share_stats(self, names: list[str]) -> dict[str, ShareStats]:
+    def _with_shares(self, stats: TopicStats, names: list[str]) -> TopicStats:
         from .administration import figures
 
-        found = {}
+        found: dict[str, ShareStats] = {}
+        damaged = list(stats.damaged)
         for name in names:
-            with suppress(GroupNotFoundError):  # it has just been deleted
+            with self._left_out_if_damaged("share", name, damaged):
                 found[name] = figures(self._share_directory(name))
-        return found
+        return stats._replace(shares=found, damaged=tuple(damaged))
 
     def shares(self) -> list[str]:
         """The sorted names of the topic's shares. Joins none of them."""

@@ -145,7 +145,9 @@ def _text(name: str) -> str:
 
 
 def _figures(samples: _Samples, topic: Topic) -> None:
-    for metric in metrics_of(TakenStats([topic.stats()])):
+    stats = topic.stats()
+    samples.add_damage((each.path, each.file_position) for each in stats.damaged)
+    for metric in metrics_of(TakenStats([stats])):
         if metric.name not in _OF_A_PROCESS:
             samples.add_family(metric)
 
