@@ -25,7 +25,7 @@ from loglib.errors import (
     ShareMismatchError,
     StaleGenerationError,
 )
-from loglib.jobs import ack_log, administration
+from loglib.jobs import Settings, ack_log, administration
 from loglib.jobs.ack_log import AckLog
 from loglib.jobs.directory import ShareDirectory
 from loglib.jobs.entries import ENTRY_BYTES
@@ -504,7 +504,7 @@ def test_alteration_that_has_stopped_halfway_delays_no_other_record(topic: Topic
     die(share)
     with topic.share("mail", member="other") as other:
         directory = topic._share_directory("mail")
-        directory.store(directory.settings()._replace(dead_letter=None))
+        directory.alter({"dead_letter": None})
         assert values(other) == ALL[1:] and only(topic).dead_letters_due == 1
         topic.alter_share("mail", dead_letter="")
         assert not taken_again(other)
@@ -533,6 +533,28 @@ def test_alteration_whose_process_has_died_is_completed_by_the_next_member(
         for job in taken(share, 2):
             job.reject()
     assert sorted(each or b"" for each in died(dead)) == ALL[:2]
+
+
+def test_of_two_alterations_of_different_settings_at_a_time_both_count(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes when the first one has read the settings, and waits until it has stored them."""
+    topic.share("mail").close()
+    read, others = ShareDirectory.settings, list[threading.Thread]()
+
+    def and_another(directory: ShareDirectory) -> Settings:
+        found = read(directory)
+        monkeypatch.setattr(ShareDirectory, "settings", read)
+        others.append(threading.Thread(target=topic.alter_share, args=("mail",), kwargs={"window": 7}))
+        others[0].start()
+        others[0].join(0.2)
+        return found
+
+    monkeypatch.setattr(ShareDirectory, "settings", and_another)
+    topic.alter_share("mail", max_attempts=9)
+    others[0].join()
+    settings = topic.share_info("mail").settings
+    assert (settings.max_attempts, settings.window) == (9, 7)
 
 
 def test_of_two_alterations_at_a_time_the_last_one_counts_in_all_partitions(

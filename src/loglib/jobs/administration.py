@@ -20,7 +20,7 @@ from ..log.lag import measure_lag
 from ..log.lookup import StartLike
 from ..system.files import Files
 from .ack_log import AckLog, Pin, pins_of
-from .directory import SHARES, ShareDirectory, check_settings, settings_of, share_names
+from .directory import SHARES, ShareDirectory, check_settings, share_names
 from .entries import DEAD, REAP, RELEASED
 from .members import NOBODY, Member, file_of, live_members
 from .state import Counts, Settings, State
@@ -125,8 +125,7 @@ def alter(directory: ShareDirectory, given: Mapping[str, Any]) -> Settings:
     check_settings(given, directory.topic_path)
     directory.require()
     directory.check_role()
-    settings = settings_of(given, directory.settings())
-    directory.store(settings)
+    settings = directory.alter(given)
     for partition in directory.partitions():
         with closing(_writing(directory, partition)) as acks:
             directory.follow_settings(acks)

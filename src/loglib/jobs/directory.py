@@ -159,10 +159,13 @@ class ShareDirectory(NamedTuple):
             dead_letter = os.path.normpath(os.path.join(os.path.realpath(self.topic_path), str(dead_letter)))
         return Settings(max_attempts, window, max_in_hand, dead_letter, str(facts.get("order", NO_ORDER)))
 
-    def store(self, settings: Settings) -> None:
-        """Replace the stored settings. Synced."""
+    def alter(self, given: Mapping[str, Any]) -> Settings:
+        """Change the stored settings, and return them. Of two processes that do so at a time, both count. Synced."""
         with Directory.open(self.files, self.path) as directory:
+            directory.lock_for_a_moment("whoever changes the settings of the share", advice="try again")
+            settings = settings_of(given, self.settings())
             directory.replace(_SETTINGS, self._encode(settings), self.permissions)
+        return settings
 
     def follow_settings(self, acks: AckLog) -> None:
         """Bring the file of a partition to the stored settings. It may differ if who has altered them has died.
