@@ -110,6 +110,23 @@ def test_dead_letters_are_not_sent_to_their_own_topic_for_ever(mail: Path, tmp_p
     assert redrive(mail, limit=20) == RedriveReport(0, {}, 6, dry_run=False)
 
 
+def test_run_ends_although_what_it_sends_dies_again_immediately(
+    mail: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = redriving._Redriving._send
+
+    def and_reject(self: redriving._Redriving, part: list[object]) -> None:
+        send(self, part)  # type: ignore[arg-type]
+        with Topic.open(mail) as topic, topic.share("mail") as share:
+            for job in share.follow(timeout=0):
+                job.reject()
+
+    monkeypatch.setattr(redriving._Redriving, "_send", and_reject)
+    before = len(died(tmp_path / "dead"))
+    assert redrive(tmp_path / "dead", limit=10 * before).redriven == before
+    assert redrive(tmp_path / "dead", limit=before - 1).redriven == before - 1, "these are for the next runs"
+
+
 def test_topic_of_origin_that_is_gone_is_named_and_nothing_is_lost(mail: Path, tmp_path: Path) -> None:
     moved = mail.rename(tmp_path / "elsewhere")
     for is_dry in (True, False):

@@ -3,7 +3,7 @@
 Invariant: each dead letter is sent back once, whatever happens meanwhile. The share `redrive` of the topic for dead
 letters remembers which ones were sent, and a transaction sends some of them and accepts them there. A run that is
 killed is continued by the next one. Runs at the same time share the work. What a run leaves out stays unsettled, so a
-later run with another filter finds it.
+later run with another filter finds it. A record that dies again during the run is one for the next run.
 
 A record that is sent back has its key, its value, its timestamp and its own headers, and `loglib-redriven`, which says
 how often it was sent back.
@@ -25,6 +25,7 @@ from ..config.lazy import called_later
 from ..format.record import Record
 from ..jobs import Job
 from ..jobs.directory import ShareDirectory
+from ..jobs.job import InHand
 from ..jobs.transacting import NAMES, ORIGIN_PARTITION, ORIGIN_TOPIC, REDRIVEN
 from ..open_topic import OpenTopic
 from .dead_letters import APP
@@ -129,10 +130,16 @@ class _Redriving:
         """Send."""
         share = self._dead.share(SHARE, max_attempts=_MOST_ATTEMPTS, window=_WINDOW, settle="explicit")
         with share:
-            kept: list[Job] = []  # in hand until the end, so that they do not come again in this run
+            ends = {each.id: each.high_watermark for each in self._dead.partitions}
+            kept: list[InHand] = []  # in hand until the end, so that they do not come again in this run
             part: list[tuple[Job, _Sent]] = []  # for one transaction
             part_bytes = 0
             while not self._is_full(len(part)) and (batch := share.take_batch(_MOST_RECORDS, 0.0)) is not None:
+                if batch.first_offset >= ends.get(batch.partition, 0):  # they have died since this run began
+                    kept.append(batch)
+                    if not self._is_more_before(ends):
+                        break
+                    continue
                 for job in batch.jobs():
                     sent = None if self._is_full(len(part)) else self._sent(job.record)
                     if sent is None:
@@ -146,6 +153,15 @@ class _Redriving:
             self._send(part)
             for job in kept:
                 job.release(count=False)
+
+    def _is_more_before(self, ends: Mapping[int, int]) -> bool:
+        """True if there are dead letters before these offsets, by partition, that nobody has in hand."""
+        directory: ShareDirectory = self._dead._share_directory(SHARE)  # noqa: SLF001
+        for partition, end in ends.items():
+            with closing(directory.acks(partition, 0)) as acks:
+                if acks.state.fresh < end or any(each < end for each in acks.state.free):
+                    return True
+        return False
 
     def _is_full(self, more: int = 0) -> bool:
         return self._limit is not None and sum(self.to.values()) + more >= self._limit
