@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ from loglib import CommitPendingError, LogError, Topic, transaction
 from loglib.append.section_writer import SectionWriter
 from loglib.format.watermark import Mark
 from loglib.log.log import Log
+from loglib.system.files import REAL
+from loglib.system.lock import try_acquire
+from loglib.transactions import apply
 from loglib.transactions.store import Store
 
 Open = Callable[..., Topic]
@@ -145,9 +149,6 @@ def test_partition_held_for_a_moment_is_no_writer_that_does_not_answer(
     """Retention holds a partition for some milliseconds, and nobody answers for it."""
     import threading
 
-    from loglib.system.files import REAL
-    from loglib.system.lock import try_acquire
-
     _, bills = pair
     bills.close()
     reader = open_topic(Path(bills.path), mode="r")
@@ -187,10 +188,32 @@ def test_topic_whose_store_is_gone_opens_with_a_warning(
     assert values_of(again) == [b"x", b"y"]
 
 
-def test_topic_that_is_changed_just_now_is_waited_for(pair: tuple[Topic, Topic], open_topic: Open) -> None:
-    from loglib.system.files import REAL
-    from loglib.system.lock import try_acquire
+def test_who_waits_for_an_owner_keeps_no_other_partition(
+    pair: tuple[Topic, Topic], open_topic: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with transaction("etl") as tx:
+        append_to_all(tx, pair, b"first")
+    for topic in pair:
+        topic.close()
+    orders, bills = (open_topic(Path(topic.path), mode="r") for topic in pair)
+    held = try_acquire(REAL, bills.path)  # by another process, which changes the topic
+    assert held is not None
+    seen = []
 
+    def let_go(_: float) -> None:
+        with Topic.open(orders.path) as writer:
+            seen.append(writer.append(b"meanwhile", sync=True))
+        held.release()
+
+    monkeypatch.setattr(apply, "time", SimpleNamespace(sleep=let_go))
+    with transaction("etl") as tx:
+        append_to_all(tx, (orders, bills), b"x")
+    assert len(seen) == 1 and b"meanwhile" in values_of(orders)
+    for topic in orders, bills:
+        assert values_of(topic).count(b"x") == len(topic.partitions)
+
+
+def test_topic_that_is_changed_just_now_is_waited_for(pair: tuple[Topic, Topic], open_topic: Open) -> None:
     _, bills = pair
     with transaction("etl") as tx:
         tx.append(bills, b"first")

@@ -16,7 +16,8 @@ applies may die at any instant, and another process continues.
 A number that must wait for an owner that does not answer holds up only the later numbers of its partitions.
 
 Who waits for a partition that processes share has no other one meanwhile. Otherwise two processes could wait for each
-other. So the process's own partitions come first, and the writers that were made for others are closed before it waits.
+other. So the process's own partitions come first, and the writers that were made for others are closed before it waits,
+for such a partition or for an owner.
 
 Threads: an `Applier` belongs to one thread. Any number may exist.
 """
@@ -186,6 +187,7 @@ class Applier(NotCopyable):
             if monotonic() > deadline:
                 names = ", ".join(f"{each.topic_path} partition {each.partition}" for each in waiting)
                 raise CommitPendingError(manifest.number, f"the writer of {names}")
+            self._close()  # so that nobody waits meanwhile for a partition that has its records
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP_S)
         self._apply_offsets(manifest)
