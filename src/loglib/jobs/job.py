@@ -127,7 +127,7 @@ class InHand(Shown, ABC):
         self._share = None
 
     def come_back(self, *, is_handled: bool) -> None:
-        """Its loop asks for the next job (`is_handled`), or is left."""
+        """The loops call this: the loop of the job asks for the next one (`is_handled`), or is left."""
         share = self._share
         if share is not None and not self.promised:
             share.take_back(self, is_handled=is_handled)
