@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -244,3 +246,43 @@ def test_policy_without_a_group_to_wait_for_is_written_as_before(path: Path) -> 
     with Topic.open(path) as topic:
         assert topic.config.retention == NOTHING
         assert topic.config.retention.hold_for == ("etl",)
+
+
+# --- a log that was set back ---------------------------------------------------------------------------------
+
+
+def set_back(path: Path) -> None:
+    """A group and a share handle all records; then an older copy of the log takes the place of their log."""
+    with Topic.open(path, create=True, retention=NOTHING) as topic:
+        seal(topic, 1)
+        topic.close()
+        shutil.copytree(path / "0000", path.parent / "older")
+    with Topic.open(path, create=True) as topic:
+        topic.append_many([b"of the newer log"] * 3)
+        topic.flush()
+        with topic.share("etl") as share:
+            assert len(list(share.follow(0.0))) == 4
+        handle(topic, 4, "readers")
+    shutil.rmtree(path / "0000")
+    (path.parent / "older").rename(path / "0000")
+
+
+@pytest.mark.parametrize("name", ["etl", "readers"])
+def test_what_was_settled_in_another_history_lets_retention_drop_nothing(path: Path, name: str) -> None:
+    set_back(path)
+    with Topic.open(path, create=True) as topic:
+        topic.alter(retention=dataclasses.replace(NOTHING, hold_for=[name]))
+        assert drops(topic.retain()) == [False] * 2, "it has settled more than the log has"
+        seal(topic, 1, value=b"of another log" * 100)
+        seal(topic, 1)
+        assert drops(topic.retain()) == [False] * 4, "the log has grown beyond the place, with other records"
+        (topic.reset_share if name == "etl" else topic.reset_group)(name, "end")
+        assert drops(topic.retain()) == [True] * 3 + [False]
+
+
+def test_lag_of_a_group_counts_from_the_begin_of_a_log_that_was_set_back(path: Path) -> None:
+    set_back(path)
+    with Topic.open(path, create=True) as topic:
+        assert topic.group_info("readers", count_records=True).lag[0].records == 1
+        seal(topic, 1, value=b"of another log" * 100)
+        assert topic.group_info("readers", count_records=True).lag[0].records == 2

@@ -73,15 +73,19 @@ def inspect(directory: GroupDirectory, *, count_records: bool) -> GroupInfo:
 
 
 def committed(directory: GroupDirectory) -> dict[TopicPartition, int]:
-    """The committed offsets of a group, also if another topic in this directory has it; empty if it does not exist."""
+    """The committed offsets of a group, also if another topic in this directory has it; empty if it does not exist.
+
+    A commit of another log, or of another history of the log, does not count.
+    """
     directory = _at_home(directory)
     if not directory.exists():
         return {}
-    return {
-        each: entry.offset
-        for each, entry in _entries(directory).items()
-        if entry.offset is not None and each in directory.logs and entry.log_id == directory.logs[each].identity.log_id
-    }
+    found: dict[TopicPartition, int] = {}
+    for each, entry in _entries(directory).items():
+        if each in directory.logs and (offset := directory.place(each, entry)) is not None:
+            found[each] = offset
+            directory.logs[each].release_files()  # so that few of a thousand logs have open files
+    return found
 
 
 def lag(directory: GroupDirectory) -> dict[TopicPartition, Lag]:

@@ -29,6 +29,7 @@ from ..config.arguments import Start, check_names, parse_start
 from ..config.policies import NAME, Durability
 from ..errors import CorruptLogError, GroupElsewhereError, GroupNotFoundError, LogError, LogMovedError
 from ..log import catalog, copy_role
+from ..log.history import HistoryPoint, may_have
 from ..log.lag import Lag, measure_lag
 from ..log.log import Log
 from ..log.lookup import resolve
@@ -36,7 +37,7 @@ from ..log.topic_file import NAME as DESCRIPTION
 from ..log.topic_file import new_aside, partition_directory, put_in_place, read
 from ..system.files import Files
 from .assignment import TopicPartition
-from .commit_log import Entries, LogPartition
+from .commit_log import Entries, Entry, LogPartition
 from .lock_file import readable_by_all
 from .offsets import Offsets, make_offsets
 
@@ -219,18 +220,24 @@ class GroupDirectory(NamedTuple):
             self.logs[each].release_files()  # so that few of a thousand logs have open files
         return offsets
 
+    def place(self, partition: TopicPartition, entry: Entry | None) -> int | None:
+        """The offset of a commit; None without one, or if the partition's log is not the one that it was made in."""
+        log = self.logs.get(partition)
+        if log is None or entry is None or entry.offset is None:
+            return None
+        return entry.offset if may_have(HistoryPoint(entry.log_id, entry.offset, entry.history), log) else None
+
     def lag(
         self, entries: Entries, *, first: Callable[[TopicPartition], int] | None = None, count_records: bool
     ) -> dict[TopicPartition, Lag]:
         """The lag of each partition from its commit in `entries`.
 
-        Without a commit it counts from the partition's `first` offset, or from the log's start if `first` is None.
+        Without a commit in this history of the log it counts from the partition's `first` offset, or from the log's
+        start if `first` is None.
         """
         lags: dict[TopicPartition, Lag] = {}
         for partition, log in self.logs.items():
-            entry, offset = entries.get(partition), None
-            if entry is not None and entry.log_id == log.identity.log_id:
-                offset = entry.offset
+            offset = self.place(partition, entries.get(partition))
             if offset is None:
                 offset = log.mark().log_start_offset if first is None else first(partition)
             lags[partition] = measure_lag(log, offset, now_us=self.clock(), count_records=count_records)

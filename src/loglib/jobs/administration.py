@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from ..append.stats import SharePartitionStats, ShareStats
-from ..errors import CorruptLogError, GroupBusyError, LogError
+from ..errors import CorruptLogError, GroupBusyError, LogError, ShareReplacedError
 from ..groups.administration import check_no_members as check_no_group_members
 from ..groups.administration import check_no_readers as check_no_group_readers
 from ..log.lag import measure_lag
@@ -76,11 +76,19 @@ def inspect(directory: ShareDirectory) -> ShareInfo:
 
 
 def settled_to(directory: ShareDirectory) -> dict[int, int]:
-    """For each partition of the share: all records before this offset are settled. `GroupNotFoundError` without it."""
+    """For each partition of the share: all records before this offset are settled. `GroupNotFoundError` without it.
+
+    A partition whose log is not the one of which the share has settled records is left out, with a warning.
+    """
     directory.require()
     found = {}
     for partition in directory.partitions():
         with closing(directory.acks(partition, 0)) as acks:
+            try:
+                directory.check_history(acks)
+            except ShareReplacedError as error:
+                logger.warning("%s", error)
+                continue
             found[partition] = acks.state.settled_to()
     return found
 

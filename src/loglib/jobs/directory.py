@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..config.arguments import check_count, check_names
-from ..errors import CorruptLogError, GroupNotFoundError, LogError, ShareMismatchError
+from ..errors import CorruptLogError, GroupNotFoundError, LogError, ShareMismatchError, ShareReplacedError
 from ..format import checked_json
 from ..groups.directory import ALL, GROUPS, names_in, put_whole
 from ..log import copy_role
@@ -253,6 +253,18 @@ class ShareDirectory(NamedTuple):
             return history_at(log, offset)
         except LogError:  # damaged, or dropped by retention
             return 0
+
+    def check_history(self, acks: AckLog) -> None:
+        """`ShareReplacedError` if the partition's log is not the one of which the share has settled records."""
+        checkpoint, state, partition = acks.checkpoint, acks.state, acks.place.partition
+        end, begun = self.find_logs()[partition].mark().flushed_end, max(checkpoint.fresh, state.fresh)
+        if begun > end:
+            raise ShareReplacedError(self.name, partition, begun, f"the log ends at offset {end}")
+        for offset, history in (checkpoint.fresh, checkpoint.history), state.passed:
+            found = self.history_at(partition, offset) if history else 0
+            if found and history != found:
+                differs = f"the batch before offset {offset} had CRC {history:08x} and now has {found:08x}"
+                raise ShareReplacedError(self.name, partition, offset, differs)
 
     def acks(self, partition: int, me: int) -> AckLog:
         """The file of a partition, open. With `me` 0 it only looks."""

@@ -394,7 +394,7 @@ class Share(Joined, JobSource):
             acks = directory.acks(partition, self._file.number)
             taking = Taking(acks, log, self._clock, self.name, self.member, self._file.number)
             self._takings[partition] = taking
-            taking.check_history(directory.history_at)
+            directory.check_history(acks)
             directory.follow_settings(acks)
             self._observer.observe_file(partition, log.watermark_path)
             self._observer.observe_directory(("acks", partition), directory.of_partition(partition))

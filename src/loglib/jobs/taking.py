@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from ..errors import FencedJobError, LogError, OffsetOutOfRangeError, ShareReplacedError, StaleGenerationError
+from ..errors import FencedJobError, LogError, OffsetOutOfRangeError, StaleGenerationError
 from ..format.batch import Batch
 from ..log.log import Log
 from ..system.clock import Clock, Moment
@@ -100,21 +100,6 @@ class Taking(NotCopyable):
         self._stamp = 0
         self._choice = 0  # of the free records: another one after another member was quicker
         self._reasons: dict[int, str] = {}  # by offset
-
-    def check_history(self, history_at: Callable[[int, int], int]) -> None:
-        """`ShareReplacedError` if the log is not the one of which the share has settled records.
-
-        `history_at` returns what identifies a partition's log up to an offset; 0 if that is not known.
-        """
-        checkpoint, state = self.acks.checkpoint, self.acks.state
-        end, begun = self.records.log.mark().flushed_end, max(checkpoint.fresh, state.fresh)
-        if begun > end:
-            raise ShareReplacedError(self._share, self.partition, begun, f"the log ends at offset {end}")
-        for offset, history in (checkpoint.fresh, checkpoint.history), state.passed:
-            found = history_at(self.partition, offset) if history else 0
-            if found and history != found:
-                differs = f"the batch before offset {offset} had CRC {history:08x} and now has {found:08x}"
-                raise ShareReplacedError(self._share, self.partition, offset, differs)
 
     # --- taking ----------------------------------------------------------------------------------------
 

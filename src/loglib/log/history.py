@@ -126,6 +126,16 @@ def _segment_at(log: Log, offset: int) -> SegmentHeader:
         raise CorruptLogError(path, 0, "no file", f"the segment that begins at offset {offset}") from error
 
 
+def may_have(point: HistoryPoint, log: Log) -> bool:
+    """False if the log is another one, ends before the point, or has another history there; True if that is unknown."""
+    try:
+        return point.log_id == log.identity.log_id and point_at(log, point.offset).agrees(point) is not False
+    except OffsetOutOfRangeError as error:
+        return point.offset < error.log_start_offset  # retention has dropped what was there
+    except CorruptLogError:
+        return True
+
+
 def compare_history(points: Sequence[HistoryPoint], log: Log) -> Comparison:
     """Compare a stored history with a log. `points`, at least one, rise; the last one is the end of that history."""
     while True:
