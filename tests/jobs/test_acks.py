@@ -16,7 +16,7 @@ import pytest
 from builders import spoil
 from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
 
-from conftest import NOW, Clock, UnsyncedFiles, crash_copy, open_files
+from conftest import NOW, Clock, UnsyncedFiles, crash_copy, open_files, values_of
 from loglib import (
     CorruptLogError,
     LogError,
@@ -30,6 +30,7 @@ from loglib import (
 from loglib.append import live_policies
 from loglib.errors import LockedError, ShareFullError, ShareReplacedError
 from loglib.jobs import ack_log, entries, generation, recent_moment
+from loglib.jobs.ack_log import AckLog
 from loglib.jobs.entries import (
     ACCEPTED,
     BEGIN,
@@ -58,8 +59,9 @@ from loglib.jobs.entries import (
 from loglib.jobs.generation import Checkpoint, Place
 from loglib.jobs.state import Counts, Free, Item, Settings, State
 from loglib.system.clock import Clock as SystemClock
-from loglib.system.clock import Moment
+from loglib.system.clock import Moment, PlainClock
 from loglib.testing import FullDisk, MemoryFiles, RecordingFiles
+from loglib.transactions.job_commits import settle_in_file
 
 Open = Callable[..., Topic]
 ALL = [b"%d" % number for number in range(RECORDS)]
@@ -585,8 +587,9 @@ def test_restored_log_is_refused(topic: Topic, open_topic: Open, path: Path, tmp
 
 
 def restored_and_grown(
-    topic: Topic, open_topic: Open, path: Path, tmp_path: Path, more: int, work: Callable[[Share], object]
-) -> Topic:
+    topic: Topic, open_topic: Open, path: Path, tmp_path: Path, more: int, work: Callable[[Share], object],
+    grows: int = 40,
+) -> Topic:  # fmt: skip
     """An older copy of the topic with the present share, to which other records were appended since."""
     before = crash_copy(path, tmp_path / "before")
     topic.append_many([b"more"] * more)
@@ -596,7 +599,7 @@ def restored_and_grown(
     topic.close()
     os.rename(path / "shares", before / "shares")
     older = open_topic(before)
-    older.append_many([b"other"] * 40)
+    older.append_many([b"other"] * grows)
     older.flush()
     return older
 
@@ -623,6 +626,33 @@ def test_log_that_was_restored_is_refused_though_no_member_was_at_its_end(
     older = restored_and_grown(topic, open_topic, path, tmp_path, 20, accept_some)
     with pytest.raises(ShareReplacedError, match="CRC"):
         older.share("mail")
+
+
+@pytest.mark.parametrize("grown", [False, True])
+@pytest.mark.parametrize("how", ["altered", "another boot", "a transaction"])
+def test_log_that_was_restored_is_refused_also_in_the_next_generation(
+    topic: Topic, open_topic: Open, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    *, how: str, grown: bool,
+) -> None:  # fmt: skip
+    """It may begin before any member looks at the log, or while the log is still shorter than the share knows it."""
+    older = restored_and_grown(topic, open_topic, path, tmp_path, 5, values, grows=40 if grown else 0)
+    with monkeypatch.context() as patch:
+        if how == "altered":
+            older.alter_share("mail", window=77)
+        else:
+            patch.setattr(AckLog, "_is_of_another_boot", lambda _: True)
+            if how == "another boot":
+                with pytest.raises(ShareReplacedError):
+                    older.share("mail")
+            else:
+                settle_in_file(older._files, older.path, "mail", 0, [], PlainClock(lambda: NOW))
+    older.append_many([b"other"] * 40)
+    older.flush()
+    with pytest.raises(ShareReplacedError, match="CRC"):
+        older.share("mail")
+    older.reset_share("mail", "begin")
+    with older.share("mail") as share:
+        assert values(share) == values_of(older)
 
 
 @pytest.mark.parametrize("rolled", [False, True])

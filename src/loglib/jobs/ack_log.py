@@ -33,6 +33,7 @@ from ..system.not_copyable import NotCopyable
 from ..system.process import finish
 from .entries import ENTRY_BYTES, MOST_TOGETHER, PIN, PLAIN, RESET, SEAL, encode
 from .generation import Checkpoint, Place, decode, file_name, first_entry, generation_of
+from .known_places import KnownPlace
 from .state import Counts, State, Taken
 
 logger = logging.getLogger("loglib")
@@ -105,14 +106,14 @@ class AckLog(NotCopyable):
 
     def __init__(
         self, files: Files, path: str, place: Place, me: int, clock: Clock, permissions: int,
-        history_at: Callable[[int], int] = lambda _: 0,
+        next_history: Callable[[int, Sequence[KnownPlace]], int],
     ) -> None:  # fmt: skip
         """Open the newest generation, and replay it. With `me` 0 it only looks, and writes nothing.
 
-        `history_at` returns what identifies the partition's log up to an offset.
+        `next_history` is that of known_places.py, for the partition's log.
         """
         self.place = place
-        self._history_at = history_at
+        self._next_history = next_history
         self._files = files
         self._path = path
         self._me = me
@@ -294,7 +295,7 @@ class AckLog(NotCopyable):
         state, before, moment = self._current.state, self.checkpoint.moment, self._clock.moment()
         generation = state.generation + 1
         checkpoint = Checkpoint(
-            generation, state.fresh, self._history_at(state.fresh), state.settings, Counts(*state.counts), before,
+            generation, state.fresh, self._history_at_fresh(), state.settings, Counts(*state.counts), before,
             sorted(state.items(), key=lambda item: (item.token, item.offset)),
         )  # fmt: skip
         checkpoint = (
@@ -308,6 +309,16 @@ class AckLog(NotCopyable):
             if is_left or (number is not None and number < generation):
                 with suppress(FileNotFoundError):
                     self._directory.unlink(name)
+
+    def known_places(self) -> list[KnownPlace]:
+        """Return what the share knows of the partition's log."""
+        return [(self.checkpoint.fresh, self.checkpoint.history), self._current.state.passed]
+
+    def _history_at_fresh(self) -> int:
+        """The chain that identifies the log up to `fresh`. After a reset it is that of the present log."""
+        state = self._current.state
+        is_reset = state.seal is not None and state.seal[0] == RESET
+        return self._next_history(state.fresh, () if is_reset else self.known_places())
 
     # --- end -------------------------------------------------------------------------------------------
 

@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..config.arguments import check_count, check_names
-from ..errors import CorruptLogError, GroupNotFoundError, LogError, ShareMismatchError, ShareReplacedError
+from ..errors import CorruptLogError, GroupNotFoundError, ShareMismatchError, ShareReplacedError
 from ..format import checked_json
 from ..groups.directory import ALL, GROUPS, names_in, put_whole
 from ..log import copy_role
-from ..log.history import history_at
 from ..log.log import Log
 from ..log.lookup import StartLike, resolve, starts_of
 from ..log.topic_file import new_aside, partition_directory, put_in_place
@@ -32,6 +31,7 @@ from ..system.files import Files
 from .ack_log import AckLog, link
 from .entries import ALTERED, pair
 from .generation import Checkpoint, Place
+from .known_places import difference, known_history, next_history
 from .state import KEY_ORDER, NO_ORDER, Counts, Settings
 from .transacting import Transactions
 
@@ -235,7 +235,7 @@ class ShareDirectory(NamedTuple):
 
     def _make_partition(self, path: str, partition: int, offset: int, settings: Settings) -> None:
         self.files.make_directory(path, self.permissions)
-        history, moment = self.history_at(partition, offset), self.clock.moment()
+        history, moment = known_history(self.find_logs()[partition], offset), self.clock.moment()
         checkpoint = Checkpoint(1, offset, history, settings, Counts(), moment, ())
         with Directory.open(self.files, path) as directory:
             link(directory, self.place(partition), checkpoint, self.permissions)
@@ -246,31 +246,20 @@ class ShareDirectory(NamedTuple):
         """The share and the partition, by which the checksums of the file are salted."""
         return Place(self.log_id, partition, self.name)
 
-    def history_at(self, partition: int, offset: int) -> int:
-        """The chain that identifies the partition's log up to the offset; 0 if that is not known."""
-        log = self.find_logs()[partition]
-        try:
-            return history_at(log, offset)
-        except LogError:  # damaged, or dropped by retention
-            return 0
-
     def check_history(self, acks: AckLog) -> None:
         """`ShareReplacedError` if the partition's log is not the one of which the share has settled records."""
-        checkpoint, state, partition = acks.checkpoint, acks.state, acks.place.partition
-        end, begun = self.find_logs()[partition].mark().flushed_end, max(checkpoint.fresh, state.fresh)
-        if begun > end:
+        partition = acks.place.partition
+        log, begun = self.find_logs()[partition], max(acks.checkpoint.fresh, acks.state.fresh)
+        if begun > (end := log.mark().flushed_end):
             raise ShareReplacedError(self.name, partition, begun, f"the log ends at offset {end}")
-        for offset, history in (checkpoint.fresh, checkpoint.history), state.passed:
-            found = self.history_at(partition, offset) if history else 0
-            if found and history != found:
-                differs = f"the batch before offset {offset} had CRC {history:08x} and now has {found:08x}"
-                raise ShareReplacedError(self.name, partition, offset, differs)
+        if (differs := difference(log, acks.known_places())) is not None:
+            raise ShareReplacedError(self.name, partition, *differs)
 
     def acks(self, partition: int, me: int) -> AckLog:
         """The file of a partition, open. With `me` 0 it only looks."""
         return AckLog(
             self.files, self.of_partition(partition), self.place(partition), me, self.clock, self.permissions,
-            lambda offset: self.history_at(partition, offset),
+            lambda fresh, places: next_history(self.find_logs()[partition], fresh, places),
         )  # fmt: skip
 
     def partitions(self) -> list[int]:

@@ -11,7 +11,8 @@ generation differ at most in `boot`, because the entries alone decide the rest.
       16    16  log_id        bytes   of the topic
       32     8  generation    u64 le  as in the file's name
       40     8  fresh         u64 le  no record from this offset on was begun
-      48     8  history       u64 le  `log.history.history_at` that offset; 0: not known
+      48     8  history       u64 le  `log.history.history_at` that offset; 0: not known.
+                                          Where the log was replaced: as the share has known it last
       56     8  accepted      u64 le  records that have ended so, since the share exists; and so on
       64     8  rejected      u64 le
       72     8  exhausted     u64 le

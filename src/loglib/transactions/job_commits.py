@@ -12,13 +12,17 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 
 from ..jobs.ack_log import AckLog, Pin
 from ..jobs.directory import SHARES
 from ..jobs.generation import Place
+from ..jobs.known_places import next_history
 from ..jobs.members import NOBODY
 from ..jobs.transacting import ShareFacts
 from ..log import topic_file
+from ..log.log import Log
+from ..segment import Identity
 from ..system.clock import Clock
 from ..system.files import Files
 from .manifest import JobCommit
@@ -43,6 +47,9 @@ def settle_in_file(
         logger.error("%s: the share %s was deleted; %d records of it are not settled", topic_path, share, len(pins))
         return
     log_id, config = described
-    place = Place(log_id, partition, share)
-    with closing(AckLog(files, directory, place, NOBODY, clock, config.permissions)) as acks:
+    place, log_directory = Place(log_id, partition, share), topic_file.partition_directory(topic_path, partition)
+    with (
+        closing(Log(files, log_directory, Identity.of(log_id, partition))) as log,
+        closing(AckLog(files, directory, place, NOBODY, clock, config.permissions, partial(next_history, log))) as acks,
+    ):
         acks.end_pins(pins)
