@@ -28,6 +28,7 @@ from loglib import (
     repair,
 )
 from loglib.append import live_policies
+from loglib.cli.shares import _share_facts
 from loglib.errors import LockedError, ShareFullError, ShareReplacedError
 from loglib.jobs import ack_log, entries, generation, recent_moment
 from loglib.jobs.ack_log import AckLog
@@ -653,6 +654,17 @@ def test_log_that_was_restored_is_refused_also_in_the_next_generation(
     older.reset_share("mail", "begin")
     with older.share("mail") as share:
         assert values(share) == values_of(older)
+
+
+def test_lag_of_a_share_is_all_of_a_log_that_ends_before_its_place(
+    topic: Topic, open_topic: Open, path: Path, tmp_path: Path
+) -> None:
+    """No member can join, so nothing must look as if all was handled."""
+    older = restored_and_grown(topic, open_topic, path, tmp_path, 50, values)
+    end = older.partition(0).high_watermark
+    assert only(older).next_offset > end
+    assert older.stats().shares["mail"].partitions[0].lag.bytes == end
+    assert _share_facts(older, older.share_info("mail"))["lag_bytes"] == end
 
 
 @pytest.mark.parametrize("rolled", [False, True])

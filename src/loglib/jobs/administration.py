@@ -99,10 +99,11 @@ def figures(directory: ShareDirectory) -> ShareStats:
     logs, now_us = directory.find_logs(), directory.clock()
     partitions = {}
     for number, each in info.partitions.items():
+        is_of_log = each.next_offset <= logs[number].mark().flushed_end  # else an older log was put in its place
         oldest_s = 0.0 if each.oldest is None else max(0.0, (now_us - each.oldest) / _US)
         partitions[number] = SharePartitionStats(
             len(each.in_hand), each.free, len(each.waiting), each.oldest, oldest_s, each.counts._asdict(),
-            measure_lag(logs[number], each.next_offset, now_us=now_us),
+            measure_lag(logs[number], each.next_offset if is_of_log else 0, now_us=now_us),
         )  # fmt: skip
         logs[number].release_files()  # so that few of thousands of logs have open files
     return ShareStats(len(info.members), partitions)
