@@ -228,6 +228,20 @@ def test_file_that_was_rotated_or_cut_is_another_file(cli: Cli, tmp_path: Path) 
     assert values(path) == [line for content in contents for line in content]
 
 
+@pytest.mark.parametrize("options", [(), ("--key-regex", r"^\S+")], ids=["without keys", "with keys"])
+@pytest.mark.parametrize("last", [b"", b"}"])
+def test_rotated_file_is_another_one_also_if_the_last_line_was_a_common_one(
+    cli: Cli, tmp_path: Path, last: bytes, options: tuple[str, ...]
+) -> None:
+    path, log = tmp_path / "t", tmp_path / "app.log"
+    contents = [[b"old", b"{", b"more", last], [b"n", b"{", b"new 2", b"}", b"", b"new 3", b"new 4"]]
+    for content in contents:
+        log.write_bytes(b"\n".join([*content, b""]))
+        for _ in range(2):
+            assert cli("append", path, log, "--create", "--resume", *options).code == 0
+    assert values(path) == [line for content in contents for line in content]
+
+
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_keys_are_resumed_after_each_cut(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int

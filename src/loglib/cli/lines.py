@@ -55,7 +55,7 @@ class LineSource:
 
     def __init__(self, name: str, *, end: bytes, limit_bytes: int, held: Held) -> None:
         self.name = INPUT if name == "-" else name
-        self._end, self._limit, self._held = end, limit_bytes, held
+        self.end, self._limit, self._held = end, limit_bytes, held
         with held.loose():  # opening a named pipe waits for a process that writes it
             self._fd = 0 if name == "-" else os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
         self.is_file = name != "-" and stat.S_ISREG(os.fstat(self._fd).st_mode)
@@ -95,7 +95,7 @@ class LineSource:
         """The beginning of the line that contains the byte before this place, or ends with it."""
         while place > 0:
             block = self.bytes_before(place - 1, STEP_BYTES)
-            found = block.rfind(self._end)
+            found = block.rfind(self.end)
             place = place - 1 - len(block)
             if found >= 0:
                 return place + found + 1
@@ -104,7 +104,7 @@ class LineSource:
     def line_number(self, start: int, number: int) -> int:
         """The number in the whole file of a line that has this `number` when counting begins at the place `start`."""
         places = range(0, start, STEP_BYTES)
-        return number + sum(os.pread(self._fd, min(STEP_BYTES, start - at), at).count(self._end) for at in places)
+        return number + sum(os.pread(self._fd, min(STEP_BYTES, start - at), at).count(self.end) for at in places)
 
     # --- reading -----------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class LineSource:
 
     def _cut(self, data: bytes) -> Iterator[Portion]:
         """Yield the lines that end in this data, and keep the rest."""
-        *lines, rest = data.split(self._end)
+        *lines, rest = data.split(self.end)
         if lines and (self._rest or self._skipping):
             yield from self._ended(lines.pop(0))
         while lines:

@@ -11,15 +11,16 @@ Invariant: a line is in the topic exactly if the number of its partition is at o
 after a power cut, when each partition may have lost another part of its unflushed records: everything that ends before
 a border of `_WINDOW_BYTES` is flushed before anything after it is appended, so only the last window is compared.
 
-A file that was cut, rotated or replaced does not contain the last appended line in its place. Then it is another file
-of this path, with a producer of its own.
+A file that was cut, rotated or replaced does not contain the last appended lines in their places. Then it is another
+file of this path, with a producer of its own.
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -33,6 +34,7 @@ from .lines import STEP_BYTES, LineSource, Portion
 _COUNT_BITS = 14
 _WINDOW_BYTES = 64 * STEP_BYTES
 _MOST_FILES = 1000  # of one path, in the course of time
+_COMPARED = 100  # of the last appended lines: one alone, such as an empty one or a brace, may be anywhere
 
 
 class Resume:
@@ -77,7 +79,7 @@ class Resume:
         }  # fmt: skip
 
     def _is_same(self, source: LineSource) -> bool:
-        """True if the file contains the last appended line in its place."""
+        """True if the file contains the last appended lines in their places."""
         number, (end, count) = max(self._ends.items(), key=lambda each: each[1])
         if source.size_bytes < end:
             return False
@@ -85,13 +87,24 @@ class Resume:
         self._topic.flush()
         # This repeats the last append, so it appends nothing, and returns the offsets of the first time.
         (found,) = partition.append_many([b""], producer=(self._name, end << _COUNT_BITS | count))
+        offsets = found.offsets
         try:
-            with partition.read(found.offsets.stop - 1) as reader:
-                last = next(iter(reader))
-        except OffsetOutOfRangeError:  # retention has dropped it
+            with partition.read(offsets.start) as reader:
+                appended = takewhile(lambda record: record.offset < offsets.stop, reader)
+                values = list(deque((record.value or b"" for record in appended), maxlen=_COMPARED))
+        except OffsetOutOfRangeError:  # retention has dropped them
             return True
-        value = last.value or b""
-        return value in source.bytes_before(end, len(value) + STEP_BYTES)
+        block = source.bytes_before(end, sum(map(len, values)) + STEP_BYTES)
+        if block.endswith(source.end):  # not so in the middle of a long line that is split
+            values[-1] += source.end
+        if not count and not block.endswith(values[-1]):  # with keys, the last line may be in another partition
+            return False
+        place = len(block)
+        for value in reversed(values):
+            place = block.rfind(value, 0, place)
+            if place < 0:
+                return False
+        return True
 
     # --- lines -------------------------------------------------------------------------------------------
 
