@@ -77,6 +77,12 @@ def test_slow_pipe_is_followed(tmp_path: Path) -> None:
         assert [each.value for each in topic.read()] == [b"first", b"second"]
 
 
+def test_template_that_some_text_is_too_short_for_is_refused_before_anything_is_printed(cli: Cli, clicks: Path) -> None:
+    for template in ("{key[0]}", "{value[3]}", "{time[4]}"):
+        refused = cli("cat", clicks, "--format", template)
+        assert (refused.code, refused.output) == (2, "") and f"--format '{template}'" in refused.errors
+
+
 def test_printing_from_and_to_places_and_times(cli: Cli, clicks: Path) -> None:
     def values(*options: object) -> list[str]:
         return cli("cat", clicks, *options).output.splitlines()

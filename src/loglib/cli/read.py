@@ -162,7 +162,8 @@ def _texts(record: Record) -> dict[str, object]:
 
 
 def _check_template(template: str) -> None:
-    fields = _texts(Record(0, 0, 0, None, None, (), 1))
+    # Texts without a letter, as records may have them: a template such as "{key[0]}" would end the command there.
+    fields = _texts(Record(0, 0, 0, b"", b"", (), 1)) | {"time": ""}
     if "{" not in template:
         from difflib import get_close_matches  # imported here: only an error needs it
 
