@@ -57,6 +57,14 @@ def test_garbled_time_names_file_line_and_what_is_in_and_the_rest_can_be_appende
     assert values(path) == [each for each in log.read_bytes().splitlines() if b"\0" not in each]
 
 
+def test_command_for_the_rest_is_right_for_zero_bytes_and_names_with_spaces(cli: Cli, tmp_path: Path) -> None:
+    Topic.create(tmp_path / "t", max_record_bytes=20, **QUIET).close()
+    log = tmp_path / "two words"
+    log.write_bytes(b"one\nline\0two\0" + b"x" * 30 + b"\0four\0")
+    stopped = cli("append", tmp_path / "t", log, "-0")
+    assert stopped.code == 3 and f"`tail -z -n +3 '{log}' | loglib append ...`" in stopped.errors
+
+
 def test_garbled_time_in_the_first_line_appends_nothing(cli: Cli, tmp_path: Path, log: Path) -> None:
     done = cli("append", tmp_path / "t", log, "--create", "--timestamp-regex", r"line \d+$")
     assert done.code == 2 and "line 1: " in done.errors and "Nothing was appended" in done.errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Literal, NoReturn
@@ -343,7 +344,9 @@ class _Import:
         self._topic.flush()
         message += f". {self._records:,} records were appended"
         if source.is_file and not self._resumes:
-            message += f"; `tail -n +{number} {source.name} | loglib append ...` appends the rest"
+            zero = " -z" if self._end == b"\0" else ""
+            rest = f"tail{zero} -n +{number} {shlex.quote(source.name)} | loglib append ..."
+            message += f"; `{rest}` appends the rest"
         raise LogError(message)
 
     def report(self) -> None:
