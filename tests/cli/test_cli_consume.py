@@ -10,6 +10,7 @@ from commands import Cli, started
 
 from conftest import QUIET, interrupted
 from loglib import Topic
+from loglib.cli.lines import BOM
 
 cli = commands.cli
 clicks = commands.clicks
@@ -121,6 +122,12 @@ def test_lines_have_their_keys_before_a_separator_and_headers_for_all(tmp_path: 
         (b"ann", b"one\ttwo"), (b"", b"empty key"), (None, b"no key"), (b"bob", b""),
     ]  # fmt: skip
     assert {each.headers for each in found} == {(("trace", b"47=11"), ("source", b""))}
+
+
+def test_mark_of_the_encoding_is_no_part_of_the_first_key(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(BOM + b"ann:one\nann:two\n")
+    assert cli("append", tmp_path / "t", tmp_path / "log", "--create", "--key-separator", ":").code == 0
+    assert [each["key"] for each in cli("cat", tmp_path / "t", "--json").objects] == ["ann", "ann"]
 
 
 def test_import_with_a_separator_is_resumed(cli: Cli, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class _Columns:
         elif self._key_regex is not None:
             found["keys"] = [_found(self._key_regex, line) for line in lines]
         elif self._separator is not None:
-            found["keys"], values = self._separated(portion.lines)
+            found["keys"], values = self._separated(lines)
             portion = portion._replace(lines=values)
         if self._headers:
             found["headers"] = [self._headers] * len(lines)
