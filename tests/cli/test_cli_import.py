@@ -224,6 +224,14 @@ def test_files_of_one_name_in_two_directories_are_two_files(cli: Cli, tmp_path: 
     assert values(tmp_path / "t") == [b"same", b"same"]
 
 
+def test_file_whose_name_is_not_utf_8_is_resumed(cli: Cli, tmp_path: Path) -> None:
+    log = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.log"))
+    for content in ("one\n", "one\ntwo\n"):
+        log.write_text(content)
+        assert cli("append", tmp_path / "t", log, "--create", "--resume").code == 0
+    assert values(tmp_path / "t") == [b"one", b"two"]
+
+
 def test_file_that_was_rotated_or_cut_is_another_file(cli: Cli, tmp_path: Path) -> None:
     path, log = tmp_path / "t", tmp_path / "app.log"
     contents = [[b"a%d" % number for number in range(9)], [b"b%d" % number for number in range(99)], [b"c"]]

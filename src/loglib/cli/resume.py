@@ -46,7 +46,8 @@ class Resume:
         A usage error if the import has keys and began without them, or the reverse.
         """
         self._topic = topic
-        self._path = os.path.realpath(source.name)
+        # Bytes that are not UTF-8 are escapes: the name of a producer is text.
+        self._path = os.fsencode(os.path.realpath(source.name)).decode(errors="backslashreplace")
         self._topic_count = len(topic.partitions)
         self._count = self._topic_count if has_keys and partition is None else 0
         self._constant = partition
