@@ -1,5 +1,6 @@
 """Streams that are closed, full or odd are told in one line, and exit code 1 means damage and nothing else."""
 
+import json
 import os
 import subprocess
 import sys
@@ -31,6 +32,15 @@ def test_output_that_cannot_be_written_is_told_in_one_line(clicks: Path, tmp_pat
     assert full.stderr.splitlines() == [*notes, "loglib: standard output: No space left on device"]
     closed = in_shell(f"loglib {verb} >&-".replace("/copy", "/copy2"))
     assert closed.returncode == 3 and closed.stderr.splitlines() == [*notes, "loglib: standard output: it is closed"]
+
+
+def test_path_that_is_not_utf_8_is_printed_in_escapes(clicks: Path, tmp_path: Path) -> None:
+    os.rename(os.fsencode(clicks.parent), os.fsencode(tmp_path) + b"/caf\xe9")
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    found = in_shell("loglib verify caf*", cwd=tmp_path, env=strict)
+    assert found.returncode == 0 and found.stdout.startswith("caf\\udce9/clicks: 6 records")
+    facts = in_shell("loglib ls caf* --json", cwd=tmp_path, env=strict)
+    assert facts.returncode == 0 and os.fsencode(json.loads(facts.stdout)["path"]).endswith(b"/caf\xe9/clicks")
 
 
 @pytest.mark.parametrize("to", ["2>/dev/full", "<&- >&- 2>&-"])

@@ -92,7 +92,13 @@ def json_line(facts: Mapping[str, Any]) -> str:
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
-    click.echo(json_line(facts))
+    """Print the facts as a line of JSON. What the output cannot encode, as in a path, is an escape of JSON."""
+    line = json_line(facts)
+    try:
+        line.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        line = json.dumps(facts, default=str)
+    click.echo(line)
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

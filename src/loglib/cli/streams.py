@@ -30,10 +30,12 @@ def prepare() -> None:
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # messages are lost
     before = sys.stdout or sys.stderr
+    # A path with bytes that are not UTF-8 is no reason to fail after the work was done.
+    errors = "backslashreplace" if before.errors == "strict" else before.errors
     # With a buffer, even if PYTHONUNBUFFERED is set: one write per record is slow, and its errors could not be
     # distinguished from those of a log.
     sys.stdout = os.fdopen(
-        1, "w", buffering=1 if os.isatty(1) else -1, encoding=before.encoding, errors=before.errors, closefd=False
+        1, "w", buffering=1 if os.isatty(1) else -1, encoding=before.encoding, errors=errors, closefd=False
     )  # fmt: skip
 
 
