@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from loglib.retention import Space
 from loglib.system import lock
 from loglib.system.files import Files
 from loglib.system.system_calls import SystemCalls
+from loglib.ui.troubles import troubles_of
 
 cli = commands.cli
 
@@ -65,6 +67,24 @@ def test_topic_that_is_as_it_should_be_is_one_line(cli: Cli, orders: Path) -> No
     (facts,) = cli("check", orders, "--json", *limits).objects
     assert facts["kind"] == "ok" and facts["topic"] == str(orders) and facts["partitions"] == 2
     assert facts["newest_us"] <= now_us() and facts["lag_seconds"] == 0 and facts["size_bytes"] > 0
+
+
+def test_group_of_a_log_that_was_set_back_has_no_lag_and_is_told(cli: Cli, orders: Path, tmp_path: Path) -> None:
+    shutil.copytree(orders, tmp_path / "older")
+    with Topic.open(orders) as topic:
+        topic.append(b"later", partition=1, sync=True)
+        topic.reset_group("billing", "end")
+    groups = shutil.move(orders / "groups", tmp_path / "groups")
+    shutil.rmtree(orders)
+    shutil.move(tmp_path / "older", orders)
+    shutil.move(groups, orders)
+    done = cli("check", orders, "--max-lag", "5m")
+    text = "group billing has committed offset 576 of partition 1, and the log ends at 432: it was set back"
+    assert done.code == 1 and done.output.startswith(f"lag: {orders}: {text}") and done.output.count("\n") == 1
+    assert cli("check", orders, "--json").objects[0]["end"] == 432
+    with Topic.open(orders, mode="r") as topic:
+        (trouble,) = troubles_of(topic)
+    assert trouble.kind == "group" and text in trouble.text
 
 
 def test_directory_of_topics_has_a_line_for_each(cli: Cli, orders: Path) -> None:

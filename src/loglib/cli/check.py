@@ -24,7 +24,7 @@ from ..config.quantities import parse_size
 from ..config.uri import is_remote
 from ..errors import CorruptLogError, LogError, LogMovedError
 from ..log.lag import Lag
-from ..metrics.health import copies_of, rooms_of, writers_of
+from ..metrics.health import commits_ahead, copies_of, rooms_of, writers_of
 from ..system.failures import told
 from ..topic import Topic
 from .arguments import DURATION, SIZE, Parsed, as_json, topic_paths
@@ -89,8 +89,8 @@ def check(
 ) -> int:  # fmt: skip
     """Compare topics with limits, for cron, Nagios and health probes: a line for each thing that is wrong.
 
-    Without a limit it looks for damage at the end of each partition, and for replicas that are missing or left out. It
-    changes and locks nothing. TOPICS are topics, or directories of topics.
+    Without a limit it looks for damage at the end of each partition, for replicas that are missing or left out, and for
+    groups of a log that was set back. It changes and locks nothing. TOPICS are topics, or directories of topics.
 
     Exit codes: 0 all is well, 1 damage was found or a limit is passed, 2 a topic is not there or the command was
     wrong, 3 something could not be looked at.
@@ -143,7 +143,7 @@ def _of_topic(path: str, limits: Limits) -> list[Finding]:
             stats, found = None, [_failure(path, error)]
         looks: list[Callable[[], Iterator[Finding]]] = [
             lambda: _damage(topic), lambda: _copies(topic, limits), lambda: _room(topic, limits),
-            lambda: _writers(topic, limits),
+            lambda: _writers(topic, limits), lambda: _ahead(topic, limits),
         ]  # fmt: skip
         if stats is not None:
             looks += [
@@ -251,6 +251,12 @@ def _age(topic: Topic, stats: TopicStats, limits: Limits) -> Iterator[Finding]:
     elif seconds < -_AHEAD_S:  # it would look new for ever
         text = f"{what} dated {age(-seconds * 1e6)} in the future: a clock was wrong, so its age says nothing"
         yield Finding(DAMAGED, "age", topic.path, text, facts)
+
+
+def _ahead(topic: Topic, limits: Limits) -> Iterator[Finding]:
+    for each in commits_ahead(topic):
+        if not limits.groups or each.group in limits.groups:
+            yield Finding(DAMAGED, "lag", topic.path, str(each), each._asdict())
 
 
 def _lag(path: str, stats: TopicStats, limits: Limits) -> Iterator[Finding]:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from ..copies.roster import Members, read_members
 from ..errors import LogError
+from ..groups.administration import committed
+from ..groups.directory import followed_groups
 from ..log import copy_role
 from ..log.lag import Lag, total_lag
 from ..retention import Space
@@ -21,7 +23,7 @@ from ..system.files import REAL
 from ..system.lock import seen_locks
 from ..topic import Topic
 
-__all__ = ["CopyState", "copies_of", "rooms_of", "writers_of"]
+__all__ = ["Ahead", "CopyState", "commits_ahead", "copies_of", "rooms_of", "writers_of"]
 
 
 class CopyState(NamedTuple):
@@ -30,6 +32,33 @@ class CopyState(NamedTuple):
     path: str
     lag: Lag | None  # of all partitions together: bytes are added up, seconds are the longest; None if unknown
     error: str | None  # why it is unknown
+
+
+class Ahead(NamedTuple):
+    """A commit of a group that the log does not reach: the log was set back, and the group cannot continue."""
+
+    group: str
+    partition: int
+    offset: int  # that is committed
+    end: int  # of the log
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group} has committed offset {self.offset} of partition {self.partition}, and the log ends at "
+            f"{self.end}: it was set back, and the group cannot continue"
+        )
+
+
+def commits_ahead(topic: Topic) -> list[Ahead]:
+    """The commits of groups that this topic's log does not reach. Their lag shows as 0."""
+    found: list[Ahead] = []
+    for name in followed_groups(REAL, topic.path):
+        for place, offset in committed(topic._group_directory(name)).items():  # noqa: SLF001
+            if place.topic == topic.name:
+                end = topic.partition(place.partition).high_watermark  # after the commit, as the log grows
+                if offset > end:
+                    found.append(Ahead(name, place.partition, offset, end))
+    return found
 
 
 def rooms_of(topic: Topic) -> dict[str, Space]:
