@@ -119,7 +119,7 @@ def test_much_for_a_partition_gets_a_file_that_becomes_a_segment(
 
 def test_task_that_gives_up_leaves_no_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "_SECTIONS_BYTES", 0)
-    task = TaskStage(REAL, lambda: NOW)
+    task = TaskStage(REAL, lambda: NOW, "write")
     dealer = RowPartitioner(
         parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int
     )
@@ -136,7 +136,7 @@ def test_records_of_a_rare_partition_do_not_keep_the_batches_of_spark_in_memory(
     """They are parts of these, and wait for others of their partition."""
     monkeypatch.setattr(stages, "_SECTIONS_BYTES", 1 << 20)
     monkeypatch.setattr(stages, "_BORROWED_BYTES", 1 << 20)
-    task = TaskStage(REAL, lambda: NOW)
+    task = TaskStage(REAL, lambda: NOW, "write")
     keys = pa.array([next(key for key in numbers(99) if by_crc32(key, 3) == each) for each in (0, 0, 0, 1)])
     dealer = RowPartitioner(
         parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int
@@ -165,6 +165,20 @@ def test_tasks_are_committed_in_their_order(path: Path, monkeypatch: pytest.Monk
     tasks = [stage(path, numbers(300)[start : start + 100]) for start in (0, 100, 200)]
     commit(write(), tasks)
     check(path, numbers(300))
+
+
+@pytest.mark.parametrize("ends", ["commit", "abort"])
+def test_what_attempts_have_left_goes_with_their_own_write(
+    ends: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "_IN_MESSAGE_BYTES", 0)
+    staged, killed, other = (stage(path, numbers(10), write=name) for name in ("one", "one", "other"))
+    assert len({staged.attempt, killed.attempt, other.attempt}) == 3
+    if ends == "commit":
+        commit(write(), [staged])
+    else:
+        abort(write(), [staged])
+    assert staged_in(path) == [other.attempt]
 
 
 def test_frames_that_are_too_many_for_the_manifest_go_to_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -513,6 +513,20 @@ def test_worker_that_is_killed_is_repeated(spark: SparkSession, source: Path, ta
     assert_in_order(target)
 
 
+@pytest.mark.slow
+def test_what_a_killed_attempt_has_staged_goes_with_the_commit(
+    spark: SparkSession, target: Path, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    spark.dataSource.register(source_that("deadly", "loglib.spark.stage", "sync_names", kill_self, marker))
+    marker.touch()
+    frame = spark.range(0, 40_000, 1, 2).selectExpr("CAST(id AS string) key", "repeat(id, 50) value")
+    frame.write.format("deadly").mode("append").save(str(target))
+    assert not marker.exists()
+    assert len(values(target)) == 40_000
+    assert not list((target / "staging").glob("*"))
+
+
 # --- others who write ------------------------------------------------------------------------------------
 
 

@@ -169,7 +169,7 @@ class Dealt(TaskStage):
     """Keeps the rows."""
 
     def __init__(self) -> None:
-        super().__init__(REAL, lambda: NOW)
+        super().__init__(REAL, lambda: NOW, "write")
         self.dealt: list[tuple[str, int, list[dict[str, Any]]]] = []
 
     def add(self, place: TargetTopic, partition: int, records: pa.RecordBatch) -> None:

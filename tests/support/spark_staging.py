@@ -1,5 +1,6 @@
 """What tasks of the sink stage, without Spark."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ def make(path: Path, **policies: Any) -> Path:
     return path
 
 
-def stage(path: Path, values: Iterable[bytes], *, rows: int = 100) -> Staging:
-    """What a task stages for these values; the key of each is the value."""
-    task = TaskStage(REAL, lambda: NOW)
+def stage(path: Path, values: Iterable[bytes], *, rows: int = 100, write: str | None = None) -> Staging:
+    """What a task stages for these values; the key of each is the value. Without `write` it is a write of its own."""
+    task = TaskStage(REAL, lambda: NOW, write or os.urandom(8).hex())
     dealer = RowPartitioner(
         parse({"path": str(path)}, SCHEMA, overwrite=False, streaming=False), task, keyless=0, now=int
     )

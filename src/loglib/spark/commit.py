@@ -31,7 +31,7 @@ from ..transactions.state import Intent
 from ..transactions.store import Store, find_store
 from .repetition import Write, check_repetition, owner_after_abort, tell
 from .sink_target import find_topic
-from .stage import NAME, Staging
+from .stage import NAME, Staging, attempts_of, new_attempt
 
 logger = logging.getLogger("loglib")
 
@@ -53,8 +53,7 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> b
         if find_topic(path).log_id != log_id:
             raise LogError(f"{path} was deleted and made again while Spark was writing: nothing is committed")
     store = _find_store(files, topics)
-    attempt = files.random_bytes(16).hex()  # of the driver
-    sections, frames = _listed(files, store, staged, attempt)
+    sections, frames = _listed(files, store, staged)
     _check_files(files, store, sections)
     targets = sorted({
         Target(topic_of(store, each.topic), Identity.of(each.log_id, each.partition)) for each in sections
@@ -70,10 +69,10 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> b
     number, _, repeated = store.commit(intent, now=SYSTEM())
     if repeated:
         tell(files, write, rows.items(), now=SYSTEM())
-    attempts = {attempt, *(each.attempt for each in staged)}
     try:
         Applier(files, store, [], clock=SYSTEM).run(_APPLY_S, wanted=0 if repeated else number)
-        sweep_staging(store, topics, now=SYSTEM(), attempts=attempts if repeated else ())
+        for path in topics:  # also what attempts have left that were killed
+            sweep_staging(store, [path], now=SYSTEM(), attempts=attempts_of(files, path, staged))
     except (LogError, OSError) as error:
         logger.warning(
             "version %d of %s is committed in %s, and must not be written again; it is not yet visible everywhere: %s",
@@ -101,9 +100,9 @@ def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bo
         if last is not None and last >= write.version:
             logger.warning("version %d of %s is committed in %s", write.version, write.app, store.path)
             return False
-        for each in staged:
-            for path in {section.topic for section in each.sections if section.file}:
-                remove_attempt(files, path, each.attempt)
+        for path in topics:
+            for attempt in attempts_of(files, path, staged):
+                remove_attempt(files, path, attempt)
     except (LogError, OSError) as error:
         logger.warning("what version %d of %s has staged is not removed now: %s", write.version, write.app, error)
         return False
@@ -133,7 +132,7 @@ def _find_store(files: Files, topics: Iterable[str]) -> Store:
 # --- before the commit point -------------------------------------------------------------------------------
 
 
-def _listed(files: Files, store: Store, staged: Sequence[Staging], attempt: str) -> tuple[tuple[Section, ...], bytes]:
+def _listed(files: Files, store: Store, staged: Sequence[Staging]) -> tuple[tuple[Section, ...], bytes]:
     """The sections for the manifest, in the order of the tasks, and the frames of those that are in no file."""
     joined, found = [], []
     at = 0
@@ -143,6 +142,7 @@ def _listed(files: Files, store: Store, staged: Sequence[Staging], attempt: str)
         at += len(each.frames)
     frames = b"".join(joined)
     if len(frames) > _IN_MANIFEST_BYTES:
+        attempt = new_attempt(files, staged[0].attempt)  # of the driver
         _park(files, {one.topic for one in found if not one.file}, frames, attempt)
         name, frames = os.path.join(STAGING, attempt, NAME), b""
         found = [one if one.file else one._replace(file=name) for one in found]

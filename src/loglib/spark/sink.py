@@ -65,7 +65,7 @@ class BatchWriter(DataSourceArrowWriter):
         return by_value(__name__, "BatchWriter", *self._made_of, False, self._identity)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_task(iterator, self._target, seed=crc32(self._identity.encode()))
+        return write_task(iterator, self._target, identity=self._identity)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         found = _messages(messages)
@@ -97,7 +97,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return by_value(__name__, "StreamWriter", *self._made_of)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_task(iterator, self._target, seed=0)
+        return write_task(iterator, self._target)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         found = _messages(messages)
@@ -148,14 +148,15 @@ def _messages(messages: Iterable[WriterCommitMessage | None]) -> list[Message]:
 # --- in a task -----------------------------------------------------------------------------------------------
 
 
-def write_task(batches: Iterable[pa.RecordBatch], target: Target, *, seed: int) -> Message:
-    """Stage the records of one task. Durable on return."""
+def write_task(batches: Iterable[pa.RecordBatch], target: Target, *, identity: str = "") -> Message:
+    """Stage the records of one task. Durable on return. Only a batch write has an identity."""
     freeze_worker()
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()
     query, batch, run = (None, None, None) if context is None else _query_of(context)
-    stage = TaskStage(REAL, SYSTEM)
-    dealer = RowPartitioner(target, stage, keyless=seed + task + (batch or 0), now=SYSTEM)
+    stage = TaskStage(REAL, SYSTEM, write=identity or f"{query} {run} {batch}")
+    keyless = (crc32(identity.encode()) if identity else 0) + task + (batch or 0)
+    dealer = RowPartitioner(target, stage, keyless=keyless, now=SYSTEM)
     try:
         for each in batches:
             dealer.deal(each)

@@ -1,7 +1,8 @@
 """Stage: the rows of one task of a sink, dealt to topics and partitions, and written to files that belong to no log.
 
-Invariant: no staged record is in a log. Each attempt of a task has its own directory, with a random name, so attempts
-never meet. The result of `finish` is durable. Rows of one partition keep their order. A row's partition comes from the
+Invariant: no staged record is in a log. Each attempt of a task has its own directory, so attempts never meet. The first
+half of its name is that of the write, and the other half is random: a commit finds what failed attempts have left. The
+result of `finish` is durable. Rows of one partition keep their order. A row's partition comes from the
 column `partition`; if this is null, from the key by the topic's partitioner; without a key it is the same one for the
 whole task.
 
@@ -19,8 +20,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +42,7 @@ from ..transactions.staging import STAGING, Portion, Staged, directory_of, remov
 from .sink_target import Target, TargetTopic, find_topic, no_function
 
 NAME = "frames"
+_OF_WRITE = 16  # letters of an attempt's name that say which write it is of
 _IN_MESSAGE_BYTES = 64 << 10  # Spark collects the messages of all tasks on the driver
 _SECTIONS_BYTES = 32 << 20
 _WAITING_BYTES = 64 << 20  # of all partitions, not encoded
@@ -46,6 +50,19 @@ _BORROWED_BYTES = 64 << 20  # of Spark's batches that may be alive for a few rec
 _OWN_BYTES = 1 << 20  # of a piece for which a file of its own is made
 _OWN_FILES = 64  # open at the same time
 _BATCHES = 4  # a partition waits for this many batches, so that the part that does not fill a batch is small
+
+
+def new_attempt(files: Files, like: str) -> str:
+    """A name for one more attempt of the write that the attempt `like` is of."""
+    return like[:_OF_WRITE] + files.random_bytes(8).hex()
+
+
+def attempts_of(files: Files, topic_path: str, staged: Iterable[Staging]) -> set[str]:
+    """All attempts in the topic's directory of the write that has staged these, also those that have failed."""
+    writes = {each.attempt[:_OF_WRITE] for each in staged}
+    with suppress(FileNotFoundError):
+        return {each for each in files.listdir(os.path.join(topic_path, STAGING)) if each[:_OF_WRITE] in writes}
+    return set()
 
 
 class Staging(NamedTuple):
@@ -77,8 +94,9 @@ class _File:
 class TaskStage:
     """The staged records of one attempt of a task. Call `finish`, or `discard`."""
 
-    def __init__(self, files: Files, now: Callable[[], int]) -> None:
-        self.attempt = files.random_bytes(16).hex()
+    def __init__(self, files: Files, now: Callable[[], int], write: str) -> None:
+        """`write` is a text that all attempts of all tasks of one write have, and no other write."""
+        self.attempt = new_attempt(files, sha256(write.encode()).hexdigest())
         self._files = files
         self._now = now
         self._partitions: dict[tuple[str, int], _Partition] = {}
