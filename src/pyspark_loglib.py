@@ -50,9 +50,9 @@ else:
             return BatchReader(self.options, schema)
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-            from loglib.spark.stream import StreamReader
+            from loglib.spark.stream import reader_of
 
-            return StreamReader(self.options, schema)
+            return reader_of(self.options, schema)
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
             from loglib.spark.sink import BatchWriter

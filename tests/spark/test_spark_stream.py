@@ -352,6 +352,7 @@ def test_progress_is_seen_as_a_group_with_lag(spark: SparkSession, path: Path) -
     [
         ({"endingOffsets": "latest"}, "option endingOffsets is for batch reads, and a stream has no end"),
         ({"maxOffsetsPerTriger": "7"}, "did you mean maxOffsetsPerTrigger?"),
+        ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger must be a size like 64m, in bytes 1 or more, not"),
         ({"start": "7"}, "offset 7 means another record in each of 3 partitions"),
     ],
 )
@@ -362,3 +363,5 @@ def test_wrong_options_of_a_stream_say_what_is_wrong(
     with pytest.raises(PySparkException) as raised:
         Stream(spark, path, **options).run()
     assert message in str(raised.value)
+    assert "UnboundLocalError" not in str(raised.value)
+    assert "During handling" not in str(raised.value)

@@ -436,7 +436,7 @@ def _size(options: Mapping[str, str], name: str, default: int, allowed: range) -
     size = _SIZE.fullmatch(text.strip())
     number = -1 if size is None else int(size[1]) << _SHIFTS[(size[2] or "").lower()]
     if number not in allowed:
-        most = f" to {allowed.stop - 1}" if allowed.stop < 1 << 62 else ""
+        most = f" to {allowed.stop - 1}" if allowed.stop < 1 << 62 else " or more"
         _wrong(name, text, f"a size like 64m, in bytes {allowed.start}{most}")
     return number
 

@@ -97,6 +97,42 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower.close()
 
 
+def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+    """The reader. If none can be made, one that raises the error when Spark first asks it something.
+
+    PySpark 4.3 calls `stop` of a reader also if making it has raised, and buries that error under an UnboundLocalError.
+    """
+    try:
+        return StreamReader(given, schema)
+    except Exception as error:  # noqa: BLE001  # it is raised later
+        return _Refusal(error)
+
+
+class _Refusal(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Stands for a reader that could not be made."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        raise self._error
+
+
 class _Publisher:
     """Commits a query's progress for a consumer group, for tools that show lag.
 
