@@ -389,6 +389,22 @@ def test_progress_is_published_as_a_group_when_it_is_durable(path: Path) -> None
         assert all(lag.bytes == 0 for lag in topic.group_info("etl").lag.values())
 
 
+def test_checkpoint_that_was_set_back_is_seen_by_its_group(path: Path) -> None:
+    query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=30, groupId="etl")
+    query.trigger()
+    earlier = list(query.offsets)
+    query.run()
+    query.forget_last_commit()
+    query.restart()
+    query.run()  # no warning: a batch that is repeated is no step back
+    query.offsets, query.committed = earlier, 1
+    query.restart()
+    with pytest.warns(RuntimeWarning, match="group etl goes back from [0-9]+ to [0-9]+ in partition 0, .*reads these"):
+        query.trigger()
+    query.run()
+    assert plain(query.rows) == core_rows(path)
+
+
 def test_group_that_has_members_is_not_taken_for_progress(path: Path) -> None:
     query = Query(path, startingOffsets="earliest", maxOffsetsPerTrigger=60, groupId="etl")
     query.trigger()

@@ -30,6 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from ..errors import LogError
+from ..groups import OffsetMove
 from ..system.clock import SYSTEM, monotonic
 from ..topic import Topic
 from .columns import arrow_schema
@@ -140,6 +141,8 @@ class _Publisher:
     Spark has committed everything below these offsets. The query never reads them, because its checkpoint has its
     positions. So a failed commit harms no result. The first one of a run fails the query, because then the option is
     wrong (the group has members, or the directory cannot be written). A later one is a warning, and is tried again.
+
+    The group is never ahead of the checkpoint. If it is when a run begins, the checkpoint was set back: a warning.
     """
 
     def __init__(self, group: str | None) -> None:
@@ -156,7 +159,9 @@ class _Publisher:
         try:
             for path, offsets in next_offsets.items():
                 with Topic.open(path, mode="r") as topic:
-                    topic.reset_group(self._group, offsets)
+                    moves = topic.reset_group(self._group, offsets)
+                if self._published is None:
+                    self._warn_if_set_back(path, moves)
         except (LogError, OSError) as error:
             if self._published is None:
                 raise
@@ -165,3 +170,13 @@ class _Publisher:
             )
             return
         self._published = next_offsets
+
+    def _warn_if_set_back(self, path: str, moves: Mapping[int, OffsetMove]) -> None:
+        back = {number: each for number, each in moves.items() if each.before is not None and each.before > each.after}
+        if back:
+            found = [f"from {each.before} to {each.after} in partition {number}" for number, each in back.items()]
+            warnings.warn(
+                f"{path}: group {self._group} goes back {', '.join(found)}: the query reads these records again. "
+                "Its checkpoint was set back or is new, or another query has the same groupId",
+                RuntimeWarning, stacklevel=3,
+            )  # fmt: skip
