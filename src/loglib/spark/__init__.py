@@ -6,6 +6,6 @@ does not import it.
 """
 
 from .repetition import Repetition, repetitions
-from .session import backfill, configure, counts, map_batches, read
+from .session import activate, backfill, configure, counts, map_batches, read
 
-__all__ = ["Repetition", "backfill", "configure", "counts", "map_batches", "read", "repetitions"]
+__all__ = ["Repetition", "activate", "backfill", "configure", "counts", "map_batches", "read", "repetitions"]

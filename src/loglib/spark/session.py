@@ -158,6 +158,18 @@ def map_batches(
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(run, schema)
 
 
+def activate(spark: SparkSession) -> None:
+    """Let the present thread write topics with this session; call it once in each thread that you start.
+
+    PySpark looks for the format in the session that is active in the thread, and in a thread other than the first one
+    none is. A write then raises `[DATA_SOURCE_NOT_FOUND]`. For the threads of a pool:
+    `ThreadPoolExecutor(initializer=loglib.spark.activate, initargs=(spark,))`. With Spark Connect this does nothing.
+    """
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is not None:
+        jvm.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001  # as in createDataFrame
+
+
 def path_of(topic: str | os.PathLike[str] | Topic) -> str:
     """The absolute path, or the URI, of a topic that is given by a path, a URI or a handle."""
     if isinstance(topic, Topic):

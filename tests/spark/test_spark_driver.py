@@ -1,0 +1,57 @@
+"""What the driver's process brings with it: its threads."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from spark_logs import all_records
+from spark_session import local_session
+
+import loglib
+from conftest import NOW, QUIET
+from loglib import testing
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with local_session(tmp_path_factory.mktemp("warehouse"), master="local[3]") as session:
+        yield session
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A topic with two records."""
+    with testing.open_topic(tmp_path / "logs" / "topic", clock=lambda: NOW, **QUIET) as topic:
+        topic.append_many([b"a", b"b"])
+    return tmp_path / "logs" / "topic"
+
+
+def values(path: Path) -> list[bytes | None]:
+    return sorted(record.value for record in all_records(path))
+
+
+# --- threads -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_other_threads_read_and_write(spark: SparkSession, path: Path) -> None:
+    copy = path.with_name("copy")
+    testing.open_topic(copy, clock=lambda: NOW, **QUIET).close()
+
+    def save(number: int) -> int:
+        frame = spark.read.format("loglib").option("columns", "value").load(str(path))
+        if number:
+            frame.write.format("loglib").mode("append").save(str(copy))
+        else:
+            stream = spark.readStream.format("loglib").schema("value string").option("start", "begin").load(str(path))
+            writer = stream.writeStream.format("loglib").option("checkpointLocation", str(path.with_name("checkpoint")))
+            writer.trigger(availableNow=True).start(str(copy)).awaitTermination()
+        return loglib.spark.read(spark, path).count()
+
+    with ThreadPoolExecutor(2, initializer=loglib.spark.activate, initargs=(spark,)) as pool:
+        assert list(pool.map(save, range(3))) == [2, 2, 2]
+    assert values(copy) == [b"a"] * 3 + [b"b"] * 3
