@@ -1,5 +1,6 @@
-"""What the driver's process brings with it: its threads."""
+"""What the driver's process brings with it: its threads, and the cores that Spark has."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,3 +56,22 @@ def test_other_threads_read_and_write(spark: SparkSession, path: Path) -> None:
     with ThreadPoolExecutor(2, initializer=loglib.spark.activate, initargs=(spark,)) as pool:
         assert list(pool.map(save, range(3))) == [2, 2, 2]
     assert values(copy) == [b"a"] * 3 + [b"b"] * 3
+
+
+# --- cores -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_tasks_are_made_for_the_cores_that_spark_has(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for those of the driver's host; a task reads 8 MiB or more."""
+    large = tmp_path / "large"
+    with testing.open_topic(large, clock=lambda: NOW, **QUIET) as topic:
+        topic.append_many([bytes(1 << 20)] * 56)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)  # of the present process, for map_batches
+    assert loglib.spark.read(spark, large).rdd.getNumPartitions() == 3
+    mapped = loglib.spark.map_batches(spark, large, lambda batches: batches, "offset long", columns=["offset"])
+    assert mapped.rdd.getNumPartitions() == 3
+    frame = spark.read.format("loglib").option("cores", 5).load(str(large))
+    assert frame.rdd.getNumPartitions() == 5

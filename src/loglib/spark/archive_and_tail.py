@@ -28,7 +28,7 @@ from ..system.clock import SYSTEM
 from ..system.files import REAL
 from ..topic import Topic
 from .columns import default_schema, known_name
-from .options import as_option, parse
+from .options import as_option, cores_of, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +76,8 @@ def past_and_tail(
         rows = archived.parquet(*map(_as_path, files)).where(_within(past, split.ranges))
         parts.append(rows.select(*names).toDF(*schema.names))
     if starts != ends or not files:
-        log = spark.read.format("loglib").schema(schema).options(start=as_option(starts), end=as_option(ends))
+        log = spark.read.format("loglib").schema(schema)
+        log = log.options(**cores_of(spark), start=as_option(starts), end=as_option(ends))
         parts.append(log.load(topic_path))
     for each in split.ranges:
         if starts[each.partition] == ends[each.partition]:  # the end may be in the archive
@@ -109,7 +110,7 @@ def _segments_and_tail(
     seams = {number: min(max(tiered.partition(number).end, at), ends[number]) for number, at in starts.items()}
     past = {number: (starts[number], seams[number]) for number in range(len(tiered.partitions))}
     tail = {number: (seam, ends[number]) for number, seam in seams.items()}
-    reader = spark.read.format("loglib")
+    reader = spark.read.format("loglib").options(**cores_of(spark))
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
     parts = []

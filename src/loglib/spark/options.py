@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..config.arguments import Start, Time, check_names, parse_start
 from ..config.quantities import microseconds
@@ -24,6 +24,9 @@ from ..config.times import to_datetime
 from ..config.uri import is_remote, local_path
 from ..log.reader import StartLike
 from ..offload.storage import storage_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # About 0.2 s of work for a task that takes 10 ms to start.
 _SPLIT_BYTES = 128 << 20
@@ -39,7 +42,7 @@ _KNOWN = (
     "path", "paths", "subscribe", "subscribePattern", "assign", "columns", "includeHeaders",
     "start", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "end", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
-    "failOnDataLoss", "onGap", "minPartitions", "maxBytesPerPartition", "arrowBatchBytes", "isolation",
+    "failOnDataLoss", "onGap", "minPartitions", "cores", "maxBytesPerPartition", "arrowBatchBytes", "isolation",
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger", "groupId",
 )  # fmt: skip
 _CANONICAL = {name.lower(): name for name in _KNOWN}
@@ -100,6 +103,7 @@ class Options:
     fail_on_data_loss: bool
     skip_damage: bool
     min_partitions: int | None
+    cores: int | None  # of the cluster; None: nobody has said
     max_bytes_per_partition: int
     arrow_batch_bytes: int
     trigger: Trigger
@@ -138,6 +142,7 @@ def parse(given: Mapping[str, str], *, now_us: int, streaming: bool = False) -> 
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
         skip_damage=_choice(options, "onGap", "raise", "skip", default="raise") == "skip",
         min_partitions=_number(options, "minPartitions", at_least=1),
+        cores=_number(options, "cores", at_least=1),
         max_bytes_per_partition=_size(options, "maxBytesPerPartition", _SPLIT_BYTES, _ALLOWED_SPLIT_BYTES),
         arrow_batch_bytes=_size(options, "arrowBatchBytes", _ARROW_BATCH_BYTES, _ALLOWED_ARROW_BATCH_BYTES),
         trigger=_trigger(options),
@@ -450,6 +455,15 @@ def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
         _wrong(name, text, "a time like 500ms, 30s, 15m or 1h")
     unit = duration[2].lower()
     return int(duration[1]) * _SECONDS["ms" if unit == "ms" else unit[0]]
+
+
+# --- what the driver says with options ---------------------------------------------------------------
+
+
+def cores_of(spark: SparkSession) -> dict[str, str]:
+    """The option that says how many cores Spark has at present. A session of Spark Connect does not know it."""
+    context = getattr(spark, "sparkContext", None)
+    return {} if context is None else {"cores": str(context.defaultParallelism)}
 
 
 def as_option(start: StartLike) -> str:

@@ -22,7 +22,7 @@ from ..format.watermark import Mark
 from ..log.reader import StartLike
 from ..system.clock import SYSTEM
 from ..topic import Topic
-from .options import as_option, parse
+from .options import as_option, cores_of, parse
 from .plan import Range
 from .ranges import find_ranges, open_range
 
@@ -68,7 +68,7 @@ def read(
         from .archive_and_tail import past_and_tail
 
         return past_and_tail(spark, path_of(topic), archive, start=start, end=end, columns=columns).table
-    reader = spark.read.format("loglib").option("start", as_option(start)).option("end", as_option(end))
+    reader = spark.read.format("loglib").options(**cores_of(spark), start=as_option(start), end=as_option(end))
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
     return reader.load(path_of(topic))
@@ -143,7 +143,7 @@ def map_batches(
     """
     from .source import BatchReader, schema_of
 
-    given = {"maxBytesPerPartition": _TASK_BYTES, **(options or {})}
+    given = {"maxBytesPerPartition": _TASK_BYTES, **cores_of(spark), **(options or {})}
     given |= {"path": path_of(topic), "start": as_option(start), "end": as_option(end)}
     if columns is not None:
         given["columns"] = ",".join(columns)

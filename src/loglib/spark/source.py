@@ -81,8 +81,8 @@ def as_schema(schema: StructType | str) -> StructType:
 
 
 def tasks_of(ranges: Iterable[Range], options: Options) -> list[InputPartition]:
-    """One partition of Spark per task."""
-    most, least, cores = options.max_bytes_per_partition, options.min_partitions, os.cpu_count() or 1
+    """One partition of Spark per task. A planning process of PySpark 4.3 cannot know how many cores the cluster has."""
+    most, least, cores = options.max_bytes_per_partition, options.min_partitions, options.cores or os.cpu_count() or 1
     return [InputPartition(task) for task in plan(ranges, max_task_bytes=most, min_tasks=least, cores=cores)]
 
 
