@@ -1,6 +1,10 @@
-"""What the driver's process brings with it: its threads, and the cores that Spark has."""
+"""What the driver's process brings with it: its threads, its open files, and the cores that Spark has."""
 
 import os
+import resource
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +15,7 @@ from spark_logs import all_records
 from spark_session import local_session
 
 import loglib
-from conftest import NOW, QUIET
+from conftest import NOW, QUIET, SOURCE, needs_proc
 from loglib import testing
 
 pytestmark = pytest.mark.spark
@@ -75,3 +79,36 @@ def test_tasks_are_made_for_the_cores_that_spark_has(
     assert mapped.rdd.getNumPartitions() == 3
     frame = spark.read.format("loglib").option("cores", 5).load(str(large))
     assert frame.rdd.getNumPartitions() == 5
+
+
+# --- open files --------------------------------------------------------------------------------------------
+
+MANY_FILES = """
+    import sys
+    from pyspark.sql import SparkSession
+    import loglib.spark
+
+    spark = loglib.spark.configure(SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false"))
+    spark = spark.getOrCreate()
+    files = [open("/dev/null") for _ in range(1000)]
+    for column in ("value", "offset"):
+        stream = spark.readStream.format("loglib").option("columns", column).load(sys.argv[1])
+        query = stream.writeStream.format("noop").option("checkpointLocation", sys.argv[1] + "-checkpoint-" + column)
+        query.trigger(availableNow=True).start().awaitTermination()
+        files.clear()
+    spark.stop()
+"""
+
+
+@pytest.mark.slow
+@needs_proc
+def test_query_warns_of_a_driver_with_many_open_files(path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(MANY_FILES), str(path)]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "SPARK_LOCAL_IP": "127.0.0.1"}
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=400,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most)),
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert ran.stderr.count("open files. If PySpark's socket for foreachBatch gets a number above 1023") == 1

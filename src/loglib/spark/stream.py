@@ -35,6 +35,7 @@ from ..system.clock import SYSTEM, monotonic
 from ..topic import Topic
 from .columns import arrow_schema
 from .micro_batch import Follower
+from .open_files import warn_of_open_files
 from .options import parse
 from .pickling import by_value
 from .source import as_schema, read_task, tasks_of
@@ -78,6 +79,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch, or `start` if there is nothing new."""
+        warn_of_open_files()
         end = self._follower.latest(start, limited=not isinstance(limit, ReadAllAvailable))
         if start != INITIAL:
             self._publisher.publish(self._follower.next_offsets(), idle=end == start)
