@@ -35,8 +35,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "logs" / "topic"
 
 
-def values(path: Path) -> list[bytes | None]:
-    return sorted(record.value for record in all_records(path))
+def values(path: Path) -> list[bytes]:
+    return sorted(record.value or b"" for record in all_records(path))
 
 
 # --- threads -----------------------------------------------------------------------------------------------
