@@ -49,9 +49,26 @@ def page(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         each.close()
 
 
+_left: list[Sampler | Topics] = []  # to be closed
+
+
+@pytest.fixture(autouse=True)
+def _close() -> Iterator[None]:
+    """End the threads, which would keep files open during later tests."""
+    yield
+    while _left:
+        _left.pop().close()
+
+
+def sampler_of(topics: Topics) -> Sampler:
+    sampler = Sampler(topics)
+    _left.extend((topics, sampler))
+    return sampler
+
+
 def overview(at: Path) -> Overview:
     topics = Topics(at)
-    return Overview(topics, Sampler(topics), Shares(topics))
+    return Overview(topics, sampler_of(topics), Shares(topics))
 
 
 def of_kind(troubles: list[Trouble]) -> dict[str, Trouble]:
@@ -373,7 +390,7 @@ def test_damage_leaves_the_count_of_the_rest(open_topic: Open, topic: Topic, pat
 def test_rates_are_those_between_two_samples(tmp_path: Path) -> None:
     at = made(tmp_path / "t")
     committed(at, "etl", "end")
-    sampler = Sampler(Topics(tmp_path))
+    sampler = sampler_of(Topics(tmp_path))
     try:
         sampler.taken("t")
         deadline = time.monotonic() + 60
@@ -396,7 +413,7 @@ def test_rates_are_those_between_two_samples(tmp_path: Path) -> None:
 def test_error_of_a_topic_is_raised_to_who_asks_and_ends_no_sampling(tmp_path: Path) -> None:
     at = made(tmp_path / "t")
     spoil(at / "topic.json", 30)
-    sampler = Sampler(Topics(tmp_path))
+    sampler = sampler_of(Topics(tmp_path))
     try:
         for _ in range(2):
             with pytest.raises(CorruptLogError):
