@@ -69,7 +69,7 @@ def test_topic_that_is_as_it_should_be_is_one_line(cli: Cli, orders: Path) -> No
     assert facts["newest_us"] <= now_us() and facts["lag_seconds"] == 0 and facts["size_bytes"] > 0
 
 
-def test_group_of_a_log_that_was_set_back_has_no_lag_and_is_told(cli: Cli, orders: Path, tmp_path: Path) -> None:
+def test_group_of_a_log_that_was_set_back_is_told(cli: Cli, orders: Path, tmp_path: Path) -> None:
     shutil.copytree(orders, tmp_path / "older")
     with Topic.open(orders) as topic:
         topic.append(b"later", partition=1, sync=True)
@@ -85,6 +85,10 @@ def test_group_of_a_log_that_was_set_back_has_no_lag_and_is_told(cli: Cli, order
     with Topic.open(orders, mode="r") as topic:
         (trouble,) = troubles_of(topic)
     assert trouble.kind == "group" and text in trouble.text
+    with Topic.open(orders) as topic:
+        topic.append(b"other", partition=1, sync=True)
+    text = text.replace("ends at 432", "has other records before it")
+    assert cli("check", orders).output == f"lag: {orders}: {text}, and the group cannot continue\n"
 
 
 def test_directory_of_topics_has_a_line_for_each(cli: Cli, orders: Path) -> None:

@@ -24,7 +24,7 @@ from ..config.quantities import parse_size
 from ..config.uri import is_remote
 from ..errors import CorruptLogError, LogError, LogMovedError
 from ..log.lag import Lag
-from ..metrics.health import commits_ahead, copies_of, rooms_of, writers_of
+from ..metrics.health import copies_of, lost_places_of, rooms_of, writers_of
 from ..system.failures import told
 from ..topic import Topic
 from .arguments import DURATION, SIZE, Parsed, as_json, topic_paths
@@ -143,7 +143,7 @@ def _of_topic(path: str, limits: Limits) -> list[Finding]:
             stats, found = None, [_failure(path, error)]
         looks: list[Callable[[], Iterator[Finding]]] = [
             lambda: _damage(topic), lambda: _copies(topic, limits), lambda: _room(topic, limits),
-            lambda: _writers(topic, limits), lambda: _ahead(topic, limits),
+            lambda: _writers(topic, limits), lambda: _lost_places(topic, limits),
         ]  # fmt: skip
         if stats is not None:
             looks += [
@@ -253,8 +253,8 @@ def _age(topic: Topic, stats: TopicStats, limits: Limits) -> Iterator[Finding]:
         yield Finding(DAMAGED, "age", topic.path, text, facts)
 
 
-def _ahead(topic: Topic, limits: Limits) -> Iterator[Finding]:
-    for each in commits_ahead(topic):
+def _lost_places(topic: Topic, limits: Limits) -> Iterator[Finding]:
+    for each in lost_places_of(topic):
         if not limits.groups or each.group in limits.groups:
             yield Finding(DAMAGED, "lag", topic.path, str(each), each._asdict())
 

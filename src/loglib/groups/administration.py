@@ -88,6 +88,24 @@ def committed(directory: GroupDirectory) -> dict[TopicPartition, int]:
     return found
 
 
+def lost_places(directory: GroupDirectory) -> dict[TopicPartition, int]:
+    """The committed offsets that the log does not reach, or has in another history: it was set back.
+
+    A member that joins there gets `LogReplacedError`. Empty if the group does not exist.
+    """
+    directory = _at_home(directory)
+    if not directory.exists():
+        return {}
+    found: dict[TopicPartition, int] = {}
+    for each, entry in _entries(directory).items():
+        log = directory.logs.get(each)
+        if log is not None and entry.offset is not None and entry.log_id == log.identity.log_id:
+            if directory.place(each, entry) is None:
+                found[each] = entry.offset
+            log.release_files()
+    return found
+
+
 def lag(directory: GroupDirectory) -> dict[TopicPartition, Lag]:
     """The lag of a group in each partition, without its records, also if another topic in this directory has the group.
 

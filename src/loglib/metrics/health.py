@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..copies.roster import Members, read_members
 from ..errors import LogError
-from ..groups.administration import committed
+from ..groups.administration import lost_places
 from ..groups.directory import followed_groups
 from ..log import copy_role
 from ..log.lag import Lag, total_lag
@@ -23,7 +23,7 @@ from ..system.files import REAL
 from ..system.lock import seen_locks
 from ..topic import Topic
 
-__all__ = ["Ahead", "CopyState", "commits_ahead", "copies_of", "rooms_of", "writers_of"]
+__all__ = ["CopyState", "LostPlace", "copies_of", "lost_places_of", "rooms_of", "writers_of"]
 
 
 class CopyState(NamedTuple):
@@ -34,8 +34,8 @@ class CopyState(NamedTuple):
     error: str | None  # why it is unknown
 
 
-class Ahead(NamedTuple):
-    """A commit of a group that the log does not reach: the log was set back, and the group cannot continue."""
+class LostPlace(NamedTuple):
+    """A commit of a group that is not in this history of the log: it was set back, and the group cannot continue."""
 
     group: str
     partition: int
@@ -43,22 +43,21 @@ class Ahead(NamedTuple):
     end: int  # of the log
 
     def __str__(self) -> str:
+        now = f"ends at {self.end}" if self.offset > self.end else "has other records before it"
         return (
-            f"group {self.group} has committed offset {self.offset} of partition {self.partition}, and the log ends at "
-            f"{self.end}: it was set back, and the group cannot continue"
+            f"group {self.group} has committed offset {self.offset} of partition {self.partition}, and the log {now}: "
+            "it was set back, and the group cannot continue"
         )
 
 
-def commits_ahead(topic: Topic) -> list[Ahead]:
-    """The commits of groups that this topic's log does not reach. Their lag shows as 0."""
-    found: list[Ahead] = []
-    for name in followed_groups(REAL, topic.path):
-        for place, offset in committed(topic._group_directory(name)).items():  # noqa: SLF001
-            if place.topic == topic.name:
-                end = topic.partition(place.partition).high_watermark  # after the commit, as the log grows
-                if offset > end:
-                    found.append(Ahead(name, place.partition, offset, end))
-    return found
+def lost_places_of(topic: Topic) -> list[LostPlace]:
+    """The commits of groups that are not in the history of this topic's log."""
+    return [
+        LostPlace(name, place.partition, offset, topic.partition(place.partition).high_watermark)
+        for name in followed_groups(REAL, topic.path)
+        for place, offset in lost_places(topic._group_directory(name)).items()  # noqa: SLF001
+        if place.topic == topic.name
+    ]
 
 
 def rooms_of(topic: Topic) -> dict[str, Space]:

@@ -23,7 +23,7 @@ from ..log.copy_role import is_tier
 from ..log.gaps import read_gaps
 from ..log.store_pointer import read_pointer
 from ..log.transaction_numbers import DONE, MOST_BYTES, name_of, newest_checkpoint, numbers
-from ..metrics.health import commits_ahead, copies_of
+from ..metrics.health import copies_of, lost_places_of
 from ..retention import SegmentDecision
 from ..segment import Identity
 from ..system.failures import told
@@ -162,7 +162,7 @@ def _groups(topic: Topic) -> Iterator[Trouble]:
                         f"{commit.offset}, and the log begins at {start}"
                     )
                     yield Trouble("group", text, command("reset", topic.path, name, "--to", "begin", "--dry-run"))
-    for each in commits_ahead(topic)[:_MOST_OF_A_KIND]:
+    for each in lost_places_of(topic)[:_MOST_OF_A_KIND]:
         yield Trouble("group", str(each), command("reset", topic.path, each.group, "--to", "end", "--dry-run"))
 
 
