@@ -159,6 +159,7 @@ def test_fork_waits_for_a_lock_which_the_child_finds_free() -> None:
 
 def test_child_calls_what_was_made_first_and_tells_whose_child_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_kinds", [])
+    monkeypatch.setattr(process, "_per_process", [])  # the thread of this process's inboxes goes on
     monkeypatch.setattr(process, "at_exit", process._AtExit())
     heard: list[tuple[str, int]] = []
 
