@@ -112,6 +112,14 @@ def test_row_of_a_topic_has_its_shares_and_what_nobody_has_begun(topic: Topic, p
     assert page("topic")["row"]["shares"] == [row]
 
 
+def test_all_of_a_log_that_ends_before_its_share_is_left(topic: Topic) -> None:
+    """An older copy of the log was put in the place of the one of which the share has settled records."""
+    topic.share("mail").close()
+    info, (partition, *_) = topic.share_info("mail"), topic.partitions
+    beyond = info.partitions[0]._replace(next_offset=partition.high_watermark + 1)
+    assert shares._left(partition, {"mail": info._replace(partitions={0: beyond})}) == {"mail": partition.high_watermark}
+
+
 def test_record_of_a_dead_member_has_no_members_name(topic: Topic, page: Callable[..., Any]) -> None:
     share = topic.share("mail", member="alice")
     taken(share, 1)

@@ -29,12 +29,9 @@ def share() -> None:
 
 
 def _lag_of(topic: Topic, number: int, each: SharePartition) -> Lag:
-    """The lag of a share in a partition: bytes of log that no member has begun, and the age of the next record.
-
-    Where the log ends before, an older one was put in its place, and all of it counts.
-    """
+    """The lag of a share in a partition: bytes of log that no member has begun, and the age of the next record."""
     partition = topic.partition(number)
-    return partition.lag(each.next_offset if each.next_offset <= partition.high_watermark else 0)
+    return partition.lag(each.unbegun_from(partition.high_watermark))
 
 
 def _age_us(since_us: int | None) -> int | None:

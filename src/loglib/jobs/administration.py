@@ -53,6 +53,10 @@ class SharePartition(NamedTuple):
     deferred: int = 0  # of the free ones, those that wait for earlier records of their keys
     dead_letters_due: int = 0  # records that are never handled again, and whose dead letters are not written yet
 
+    def unbegun_from(self, end: int) -> int:
+        """The offset from which on no record of a log with this end was begun. 0 if an older log was put in place."""
+        return self.next_offset if self.next_offset <= end else 0
+
 
 class ShareInfo(NamedTuple):
     """A share at one moment."""
@@ -99,11 +103,11 @@ def figures(directory: ShareDirectory) -> ShareStats:
     logs, now_us = directory.find_logs(), directory.clock()
     partitions = {}
     for number, each in info.partitions.items():
-        is_of_log = each.next_offset <= logs[number].mark().flushed_end  # else an older log was put in its place
+        unbegun = each.unbegun_from(logs[number].mark().flushed_end)
         oldest_s = 0.0 if each.oldest is None else max(0.0, (now_us - each.oldest) / _US)
         partitions[number] = SharePartitionStats(
             len(each.in_hand), each.free, len(each.waiting), each.oldest, oldest_s, each.counts._asdict(),
-            measure_lag(logs[number], each.next_offset if is_of_log else 0, now_us=now_us),
+            measure_lag(logs[number], unbegun, now_us=now_us),
         )  # fmt: skip
         logs[number].release_files()  # so that few of thousands of logs have open files
     return ShareStats(len(info.members), partitions)

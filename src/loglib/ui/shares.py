@@ -241,7 +241,7 @@ def _left(partition: Partition, infos: Mapping[str, ShareInfo | str]) -> dict[st
     try:
         for share, info in infos.items():
             begun = info.partitions.get(partition.id) if not isinstance(info, str) else None
-            place = start if begun is None else max(start, begun.next_offset)
+            place = start if begun is None else max(start, begun.unbegun_from(end))
             with suppress(LogError):
                 if start < place < end:  # the offset after the last record of a batch is none of the next batch
                     header = log.header_around(place - 1, mark)
