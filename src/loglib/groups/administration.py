@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -77,15 +77,7 @@ def committed(directory: GroupDirectory) -> dict[TopicPartition, int]:
 
     A commit of another log, or of another history of the log, does not count.
     """
-    directory = _at_home(directory)
-    if not directory.exists():
-        return {}
-    found: dict[TopicPartition, int] = {}
-    for each, entry in _entries(directory).items():
-        if each in directory.logs and (offset := directory.place(each, entry)) is not None:
-            found[each] = offset
-            directory.logs[each].release_files()  # so that few of a thousand logs have open files
-    return found
+    return {each: offset for each, offset, is_lost in _places(directory) if not is_lost}
 
 
 def lost_places(directory: GroupDirectory) -> dict[TopicPartition, int]:
@@ -93,17 +85,17 @@ def lost_places(directory: GroupDirectory) -> dict[TopicPartition, int]:
 
     A member that joins there gets `LogReplacedError`. Empty if the group does not exist.
     """
+    return {each: offset for each, offset, is_lost in _places(directory) if is_lost}
+
+
+def _places(directory: GroupDirectory) -> Iterator[tuple[TopicPartition, int, bool]]:
+    """The commits of these logs: the partition, the offset, and True if this history of the log does not have it."""
     directory = _at_home(directory)
-    if not directory.exists():
-        return {}
-    found: dict[TopicPartition, int] = {}
-    for each, entry in _entries(directory).items():
+    for each, entry in _entries(directory).items() if directory.exists() else ():
         log = directory.logs.get(each)
         if log is not None and entry.offset is not None and entry.log_id == log.identity.log_id:
-            if directory.place(each, entry) is None:
-                found[each] = entry.offset
-            log.release_files()
-    return found
+            yield each, entry.offset, directory.place(each, entry) is None
+            log.release_files()  # so that few of a thousand logs have open files
 
 
 def lag(directory: GroupDirectory) -> dict[TopicPartition, Lag]:

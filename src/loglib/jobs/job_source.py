@@ -21,12 +21,12 @@ Lent = TypeVar("Lent", bound=InHand)
 def lent(give: Callable[[], Lent | None]) -> Iterator[Lent]:
     """The jobs that `give` returns, until it returns None. Each comes back before the next one, and at the end."""
     while (job := give()) is not None:
-        came_back = False
+        is_handled = False
         try:
             yield job
-            came_back = True
+            is_handled = True
         finally:
-            job.come_back(is_handled=came_back)
+            job.come_back(is_handled=is_handled)
         del job  # a job that nobody has any more is released
 
 

@@ -260,7 +260,7 @@ class State(NotCopyable):
         if hand is None:
             return
         if hand.some is None and not hand.pinned and hand.offset == offset and hand.count == count:
-            if outcome == ACCEPTED:  # nearly all of them
+            if outcome == ACCEPTED:  # nearly all of them: as `_drop` does, in fewer steps
                 del self.hands[token]
                 self.in_hand -= count
                 self.counts[0] += count

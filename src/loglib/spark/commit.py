@@ -71,8 +71,9 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> b
         tell(files, write, rows.items(), now=SYSTEM())
     try:
         Applier(files, store, [], clock=SYSTEM).run(_APPLY_S, wanted=0 if repeated else number)
-        for path in topics:  # also what attempts have left that were killed
-            sweep_staging(store, [path], now=SYSTEM(), attempts=attempts_of(files, path, staged))
+        # Also those that were killed.
+        attempts = {each for path in topics for each in attempts_of(files, path, staged)}
+        sweep_staging(store, topics, now=SYSTEM(), attempts=attempts)
     except (LogError, OSError) as error:
         logger.warning(
             "version %d of %s is committed in %s, and must not be written again; it is not yet visible everywhere: %s",

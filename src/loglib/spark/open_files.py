@@ -1,4 +1,4 @@
-"""Open files: a warning if the driver's process has so many that `foreachBatch` cannot work.
+"""Open files: a warning about a driver that has more open files than `foreachBatch` can bear.
 
 PySpark's py4j waits with `select` for calls from the JVM, and `select` takes no file whose number is above 1,023. If
 the socket for these calls gets such a number, its thread ends in silence, and the query waits for its first batch for

@@ -157,7 +157,8 @@ class _Redriving:
     def _is_more_before(self, ends: Mapping[int, int]) -> bool:
         """True if there are dead letters before these offsets, by partition, that nobody has in hand."""
         directory: ShareDirectory = self._dead._share_directory(SHARE)  # noqa: SLF001
-        for partition, end in ends.items():
+        for partition in directory.partitions():  # one that was just added may have no file yet
+            end = ends.get(partition, 0)
             with closing(directory.acks(partition, 0)) as acks:
                 if acks.state.fresh < end or any(each < end for each in acks.state.free):
                     return True
