@@ -116,8 +116,9 @@ def test_all_of_a_log_that_ends_before_its_share_is_left(topic: Topic) -> None:
     """An older copy of the log was put in the place of the one of which the share has settled records."""
     topic.share("mail").close()
     info, (partition, *_) = topic.share_info("mail"), topic.partitions
-    beyond = info.partitions[0]._replace(next_offset=partition.high_watermark + 1)
-    assert shares._left(partition, {"mail": info._replace(partitions={0: beyond})}) == {"mail": partition.high_watermark}
+    end = partition.high_watermark
+    beyond = info.partitions[0]._replace(next_offset=end + 1)
+    assert shares._left(partition, {"mail": info._replace(partitions={0: beyond})}) == {"mail": end}
 
 
 def test_record_of_a_dead_member_has_no_members_name(topic: Topic, page: Callable[..., Any]) -> None:
