@@ -165,13 +165,14 @@ class Bundle:
 
     def batches(self) -> Iterator[Batch]:
         """The records batch by batch; the first and the last batch may be shown in part."""
-        facts, block = self.facts, self._block
-        for number in facts.batches_of(self._first, self._stop):
-            place = int(facts.positions[number])
+        facts, block, start, end = self.facts, self._block, self.offset_of(0), self.next_offset
+        numbers = facts.batches_of(self._first, self._stop)
+        for place in facts.positions[numbers.start : numbers.stop].tolist():
             header = unchecked_header(block, place)
-            source = Source(self.path, self._position + place)
+            source = new_tuple(Source, (self.path, self._position + place))
             batch = Batch(self.partition, header, block, place + HEADER_BYTES, source)
-            yield batch.between(self.offset_of(0), self.next_offset)
+            is_whole = header.base_offset >= start and header.next_offset <= end
+            yield batch if is_whole else batch.between(start, end)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The columns of all records, as in `Batch.to_arrow`. Keys and values are copied once."""

@@ -77,10 +77,22 @@ class ReadAhead:
 
     def _take_batch(self, batch: Batch) -> Batch:
         """Hand out the remaining records of the first piece, which is a batch."""
-        part = batch.part(self._next_number(batch), len(batch))
-        self._unmake_records()
+        part = batch
+        if batch is self._current:
+            part = batch.part(self._next_number(batch), len(batch))
+            self._unmake_records()
         self._current, self._made = batch, len(batch)
         return part
+
+    def _after_whole_batch(self) -> Batch | None:
+        """The batch after one that was handed out as a whole, in few steps. None in any other case."""
+        pieces = self._pieces
+        if len(pieces) < 2 or pieces[0] is not self._current or self._records or not isinstance(pieces[1], Batch):
+            return None
+        if self._made < len(self._current) or self._left:
+            return None
+        pieces.popleft()  # first: an interrupt after it loses and repeats nothing
+        return pieces[0]  # type: ignore[return-value]
 
     def _split_bundle(self, bundle: Bundle) -> None:
         """Replace the first piece, a bundle, by the batches of its remaining records."""

@@ -142,6 +142,8 @@ class Reader(ArrowStream, Shown, NotCopyable):
 
     def _next_batch(self, timeout: float | None) -> Batch | None:
         """The batch that is handed out next, perhaps in part; None if `_has_records` would return False."""
+        if not self._closed and (batch := self._after_whole_batch()) is not None:
+            return batch
         while (piece := self._next_piece(timeout)) is not None:
             if isinstance(piece, Batch):
                 return piece
