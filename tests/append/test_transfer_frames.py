@@ -107,8 +107,8 @@ def test_producers_of_a_frame_that_is_undone_are_not_remembered(target: Topic) -
     active = partition._access.writer().disk.active
     write = active.write
 
-    def full_in_the_second(parts: Sequence[bytes], offset: int) -> None:
-        write(parts[:-1], offset)
+    def full_in_the_second(parts: Sequence[bytes], offset: int, last: tuple[int, bytes]) -> None:
+        write(parts[:-1], offset, last)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     active.write = full_in_the_second  # type: ignore[method-assign, assignment]

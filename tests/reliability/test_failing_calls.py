@@ -154,7 +154,7 @@ POINTS = 100  # in each of the three tests
 # After EINTR the interpreter repeats the call (PEP 475), so no caller notices. `close` is not here: strace answers
 # instead of the kernel, which would have closed the file. os.pwritev calls `pwritev2`.
 AGAIN = ("openat", "pread64", "pwritev2", "fdatasync", "fsync", "ftruncate", "flock", "sendfile")
-SYSTEM_CALLS = (*AGAIN, "newfstatat", "rename", "unlink", "mkdir", "getdents64", "statfs", "fchmod", "chmod")
+SYSTEM_CALLS = (*AGAIN, "newfstatat", "statx", "rename", "unlink", "mkdir", "getdents64", "statfs", "fchmod", "chmod")
 
 
 class Progress(ctypes.Structure):

@@ -20,6 +20,7 @@ import counts
 import pytest
 from account import Account
 from crash_worlds import LEFT_OUT, NOW, PATH, DirectoriesNeverSynced, Failure, NeverSynced, Recorder, Workload, made
+from roomy import room_by_chance
 
 from loglib import Group, LogError, testing
 from loglib.groups import membership, offsets, reset_group
@@ -232,7 +233,7 @@ def run(seed: int, judge: Judge, *, disk: type[CrashFS] = Recorder) -> None:
     world = World(seed, durability=choose.choice(("disk", "disk", "os")), disk=disk)
     calls = ["join", "commit", *choose.choices(list(CALLS), WEIGHTS, k=choose.randrange(3, 9))]
     try:
-        with noting(world):
+        with noting(world), room_by_chance(seed):
             begun = 0
             for name in calls:
                 if name == "crash":  # the earlier states are on another disk

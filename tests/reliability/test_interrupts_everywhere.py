@@ -22,6 +22,7 @@ from counts import count, scale
 from interrupted_calls import ACTIONS, POLICIES, interrupt_everywhere
 from interrupts import Interrupter, every_line
 from processes import shared, together
+from roomy import with_room
 
 from conftest import QUIET, alter, open_files, records_of, sound, values_of
 from loglib import Batch, Record, Retention, Topic, testing
@@ -56,6 +57,16 @@ def test_interrupt_at_any_opcode_of_a_write_leaves_the_log_consistent(
     action: Callable[[Topic], None], policies: dict[str, Any], path: Path
 ) -> None:
     points = interrupt_everywhere(action, path, lines_only=False, **policies)
+    assert points > 5
+    count("G7", opcodes=points, wrong=0)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_interrupt_at_any_opcode_of_a_write_with_room_leaves_the_log_consistent(
+    action: Callable[[Topic], None], path: Path
+) -> None:
+    with with_room(200):
+        points = interrupt_everywhere(action, path, lines_only=False)
     assert points > 5
     count("G7", opcodes=points, wrong=0)
 

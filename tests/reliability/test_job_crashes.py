@@ -20,6 +20,7 @@ import counts
 import pytest
 from dead_letters import died, forget_stores
 from job_chaos import generations_of
+from roomy import room_by_chance
 
 from conftest import QUIET, Clock
 from loglib import CommitPendingError, Job, Share, Topic, testing, transaction
@@ -219,7 +220,7 @@ def test_power_cut_leaves_each_job_to_be_done_once(shard: int) -> None:
     seed, judged, programs = shard, 0, 0
     while judged < counts.scale(STATES):
         plan = Plan.of(seed)
-        with generations_of(plan.generation):
+        with generations_of(plan.generation), room_by_chance(seed):
             judged += crash(plan)
         seed, programs = seed + SHARDS, programs + 1
     counts.count("G26", job_crash_states=judged, job_programs=programs, lost=0, phantoms=0, wrong=0)

@@ -23,6 +23,7 @@ from account import Account
 from counts import count, scale
 from described import Value, decode
 from processes import ended, killed, shared
+from roomy import with_room
 
 from conftest import MANUAL, QUIET, records_of, sound
 from loglib import FlushPolicy, LockedError, LogError, OffsetOutOfRangeError, Record, Retention, Topic, testing
@@ -236,9 +237,10 @@ SHARDS: list[dict[str, Any]] = [
 def test_killed_writers_lose_nothing_acknowledged_and_leave_no_phantoms(shard: int, path: Path) -> None:
     lives = Lives(path, shard, **SHARDS[shard])
     kills = scale(630)
-    for _ in range(kills):
-        lives.go_on()
-    lives.end()
+    with with_room(200 * (shard % 2)):
+        for _ in range(kills):
+            lives.go_on()
+        lives.end()
     count(
         "G4", kills=kills, killed_while_opening=lives.killed_while_opening, recoveries=lives.recoveries,
         lost=0, phantoms=0, refused=0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from counts import count, scale
 from mirror_programs import MirrorProgram
+from roomy import room_by_chance
 
 pytestmark = pytest.mark.reliability
 
@@ -17,7 +18,8 @@ EVERY = 9  # of a program's states, which are some thousands
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_power_cut_in_a_mirror(shard: int) -> None:
     for seed in range(shard, scale(PROGRAMS) * SHARDS, SHARDS):
-        judged = MirrorProgram(1000 + seed).judge_cuts(EVERY)
+        with room_by_chance(seed):
+            judged = MirrorProgram(1000 + seed).judge_cuts(EVERY)
         count("G20", mirror_programs=1, crash_states=judged.states, records_shown=judged.shown, wrong=0, lost=0)
 
 

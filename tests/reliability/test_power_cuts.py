@@ -30,6 +30,7 @@ from counts import count, need, scale
 from disks import DROP_JOURNAL, FLUSH_JOURNAL, Disk, disk
 from processes import fork, wait
 from promises import PARTITIONS, Told, key_of, value_of
+from roomy import room_by_chance
 
 from conftest import QUIET, sound, values_of
 from loglib import LogError, StorageIOError, Topic, testing
@@ -342,7 +343,8 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(tmp_path: Path, kind: str, 
     with disk(tmp_path, kind) as tested:
         need_power_cuts(tested)
         lives = PowerCuts(tested, WORK[work], seed=f"{kind} {work}")
-        lives.run(scale(CUTS))
+        with room_by_chance(f"{kind} {work}"):
+            lives.run(scale(CUTS))
         assert lives.acknowledged > lives.cuts, "too little was acknowledged for the test to mean anything"
     count(
         "G5", lost=0, phantoms=0, refused=0, recoveries=lives.mended, records_acknowledged=lives.acknowledged,

@@ -19,6 +19,7 @@ from counts import count, scale
 from processes import killed, shared
 from replica_programs import ReplicaProgram, walk
 from replicated import assert_same, open_all
+from roomy import room_by_chance
 
 from conftest import QUIET, values_of
 from loglib import LogError, Topic, testing
@@ -40,14 +41,16 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_power_cut_of_any_devices(shard: int) -> None:
     for seed in range(shard, scale(PROGRAMS) * SHARDS, SHARDS):
-        judged = ReplicaProgram(1000 + seed).judge_cuts(EVERY, seed=seed)
+        with room_by_chance(seed):
+            judged = ReplicaProgram(1000 + seed).judge_cuts(EVERY, seed=seed)
         count("G24", replica_programs=1, crash_states=judged.states, lost=0, wrong=0)
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_one_crash_after_another(shard: int) -> None:
     for seed in range(shard, scale(WALKS) * SHARDS, SHARDS):
-        world = walk(10_000 + seed, 40)
+        with room_by_chance(seed):
+            world = walk(10_000 + seed, 40)
         count("G24", walks=1, steps=len(world.log), lost=0, wrong=0)
 
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import counts
 import pytest
 from crash_worlds import LEFT_OUT, Failure
+from roomy import room_by_chance
 from transaction_worlds import (
     APP,
     CALLS,
@@ -326,7 +327,7 @@ def run(seed: int, judge: Judge, *, disk: type[Fuse] = Fuse) -> int:
     world = World(seed, disk=disk)
     calls = world.choose.choices(list(CALLS), WEIGHTS, k=world.choose.randrange(2, 6))
     try:
-        with small(world):
+        with small(world), room_by_chance(seed):
             for name in calls:
                 CALLS[name](world)
         with steady(world.choose):

@@ -17,6 +17,7 @@ import counts
 import pytest
 from crash_engine import _unlogged
 from crash_worlds import NOW, PATH
+from roomy import room_by_chance
 
 from conftest import QUIET, sound
 from loglib import LockedError, LogError, testing
@@ -222,7 +223,7 @@ def world_of(seed: object, *, durability: str = "disk") -> Iterator[World]:
 def run(seed: object, *, durability: str = "disk") -> int:
     """Take the steps, and judge every state; returns their number."""
     states = 0
-    with world_of(seed, durability=durability) as world:
+    with room_by_chance(seed), world_of(seed, durability=durability) as world:
         for state in world.states():
             try:
                 world.judge(state)

@@ -4,15 +4,17 @@ Invariant: bytes are written at the caller's position, never at the file's own e
 repeated after an interrupt puts the same bytes in the same place. After `sync` has returned, everything
 below `end` is on the disk. After `sync` has failed, the contents of the file cannot be trusted. If the
 file was removed, or does not end where its writer has left it, `LogMovedError` is raised: no record may
-be written to a removed file, or after a hole in a restored one.
+be written to a removed file, or after a hole in a restored one. After the log there may be zeros (room.py).
 
 Threads: `write` and `cut_back` under the writer's lock; `sync` from one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter
 
 from ..errors import LogMovedError, StorageIOError
 from ..format.watermark import NAME as WATERMARK
@@ -22,6 +24,9 @@ from ..segment import HEADER_BYTES, SegmentReader, segment_name
 from ..system.directory import Directory
 from ..system.files import Buffer, Files
 from ..system.not_copyable import NotCopyable
+from .room import Room
+
+_PROOF_BYTES = 8  # of a batch's header: with its CRC
 
 
 @dataclass(eq=False, repr=False)
@@ -32,28 +37,58 @@ class ActiveSegment(NotCopyable):
     fd: int
     path: str
     base_offset: int
+    limit: Callable[[], int]  # the largest size of the segment now, in bytes
     began: int | None = None  # the time of its first batch: microseconds since the boot, negative before the boot
     in_doubt: bool = False  # whether an interrupt may have lost the result of a sync
     links: int = 1  # the file's number of names at the last check
     reader: SegmentReader | None = None  # of the same open file, once other processes have written it
-    reach: int = 0  # the largest position that a write of this writer has reached, even if the write failed
+    reach: int = 0  # the largest position that a batch of this writer has reached, even if the write failed
+    room_end: int = 0  # the largest position of the zeros that this writer has put after the log
+    last: tuple[int, bytes] = 0, b""  # the position of the last batch of this writer, and the begin of its header
+    has_grown: bool = False  # since the last sync
+    room: Room = field(default_factory=Room)
 
     def file_position(self, offset: int) -> int:
         return HEADER_BYTES + offset - self.base_offset
 
-    def write(self, parts: Sequence[Buffer], offset: int) -> None:
-        """Write a batch that begins at `offset`, where the file must end. Handed to the system."""
+    def write(self, parts: Sequence[Buffer], offset: int, last: tuple[int, bytes]) -> None:
+        """Write batches that begin at `offset`, where the log must end. Handed to the system.
+
+        `last`: where the last one of them begins, and its header.
+        """
         position = HEADER_BYTES + offset - self.base_offset
-        self.checked_size(position)
-        self.reach = max(self.reach, position + sum(map(len, parts)))
+        size, end = self.checked_size(position), position + sum(map(len, parts))
+        self.reach = max(self.reach, end)
         self.files.write_all(self.fd, parts, position)
+        self.last = HEADER_BYTES + last[0] - self.base_offset, last[1][:_PROOF_BYTES]
+        if end > size:
+            self.has_grown = True
+            self._make_room(end)
+
+    def _make_room(self, end: int) -> None:
+        """Put zeros after the log, if they are wanted. A full disk takes a part of them, or none."""
+        wanted = self.room.wanted()
+        if wanted and end + wanted <= HEADER_BYTES + self.limit():
+            self.room_end = max(self.room_end, end + wanted)
+            try:
+                self.files.write_all(self.fd, [bytes(wanted)], end)
+            except OSError:
+                self.room.give_up()
+
+    def give_room_back(self, end: int) -> None:
+        """Make the file end at `end`, if there is room after it. If that fails, the next writer recovers the log."""
+        if self.room_end > self.file_position(end):
+            with suppress(LogMovedError, OSError):
+                self.cut_back(end)
 
     def ends_at(self, end: int) -> bool:
-        """True if the file surely ends at `end`."""
+        """True if there surely is nothing after `end`, or only zeros."""
+        position = self.file_position(end)
         try:
-            return self.files.size(self.fd) == self.file_position(end)
+            size = self.files.size(self.fd)
         except OSError:
             return False
+        return size == position or (self.reach <= position < size <= self.room_end)
 
     def cut_back(self, end: int) -> bool:
         """Make the file end at `end`: remove the bytes that a failed or interrupted write has left there.
@@ -63,16 +98,23 @@ class ActiveSegment(NotCopyable):
         position = self.file_position(end)
         if self.checked_size(position) > position:
             self.files.ftruncate(self.fd, position)
+            self.room_end = 0
             return True
         return False
 
     def checked_size(self, position: int) -> int:
-        """The size of the file. It must have a name, and end at `position` or where a write of this writer ended."""
-        facts = self.files.fstat(self.fd)
+        """The size of the file. It must have a name, and end at `position` or where a write of this writer ended.
+
+        A file with room has the same size in each of its states, so the last batch must be there, too.
+        """
+        facts = self.files.fstatx(self.fd) if self.room_end else self.files.fstat(self.fd)
+        at, header = self.last
+        if self.room_end and at < position and self.files.pread(self.fd, len(header), at) != header:
+            raise LogMovedError(self.path, "was changed by another program: its last batch is gone", kept=False)
         self.links = facts.st_nlink
         if not facts.st_nlink:
             raise LogMovedError(self.path, "was removed, or another file put in its place", kept=False)
-        if facts.st_size != position and not position < facts.st_size <= self.reach:
+        if facts.st_size != position and not position < facts.st_size <= max(self.reach, self.room_end):
             found = f"was changed by another program: it is {facts.st_size} bytes long instead of {position}"
             raise LogMovedError(self.path, found, kept=False)
         return facts.st_size
@@ -97,7 +139,7 @@ class ActiveSegment(NotCopyable):
         try:
             if thorough and not place.exists(segment_name(self.base_offset)):
                 return LogMovedError(self.path, "was moved elsewhere", kept=True)
-            if watermark.is_named():
+            if watermark.is_named(untimed=self.room_end > 0):
                 # A copy made of hard links has the same files in another directory.
                 if self.links == 1 or place.is_named():
                     return None
@@ -112,6 +154,7 @@ class ActiveSegment(NotCopyable):
 
     def sync(self, *, durable_end: int, end: int) -> None:
         """Make everything below `end` durable; everything below `durable_end` already is. An `OSError` is final."""
+        has_grown, self.has_grown, began = self.has_grown, False, perf_counter()
         try:
             if self.in_doubt:
                 start = max(durable_end, self.base_offset)
@@ -126,3 +169,4 @@ class ActiveSegment(NotCopyable):
             # So write the bytes again before the next sync.
             self.in_doubt = True
             raise
+        self.room.note(end - durable_end, perf_counter() - began, has_grown=has_grown)

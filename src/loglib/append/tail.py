@@ -141,7 +141,8 @@ class TailWriter(NotCopyable):
             undo.callback(watermark.close)
             fd = place.open_write(name)
             undo.callback(self._files.close, fd)
-            active = ActiveSegment(self._files, fd, place.path_of(name), header.base_offset, began=began)
+            active = self._active(fd, header.base_offset)
+            active.began = began
             if self.openings == 1:
                 self.active = active
                 self.publication = Publication(watermark, self.epoch, self.nonce, self.copies, self._poison)
@@ -157,6 +158,10 @@ class TailWriter(NotCopyable):
         finally:
             if not is_open:
                 undo.close()
+
+    def _active(self, fd: int, base_offset: int) -> ActiveSegment:
+        path = self.place.path_of(segment_name(base_offset))
+        return ActiveSegment(self._files, fd, path, base_offset, self.segment_bytes)
 
     # --- after other writers -----------------------------------------------------------------------
 
@@ -182,7 +187,7 @@ class TailWriter(NotCopyable):
         self.publication.come_back(mark, self.epoch)
         self._index.drop_before(mark.log_start_offset)
         self._begun_segment = -1
-        active.reach = 0
+        active.reach = active.room_end = 0
         return tail if end == tail.end else self._tail_of_others(tail, end, last_batch)
 
     def _tail_of_others(self, tail: Tail, end: int, last_batch: int) -> Tail:
@@ -253,10 +258,10 @@ class TailWriter(NotCopyable):
         if self._must_roll(tail.end, length, now):
             self.roll(tail, now)
         active = self.active
-        at, parts = tail.end, list[Buffer]()
+        at, parts, header = tail.end, list[Buffer](), b""
         for batch in batches:
             if parts and len(parts) + len(batch.parts) >= _MOST_PARTS:
-                active.write(parts, at)
+                active.write(parts, at, (tail.last_batch, header))
                 at, parts = tail.end, []
             header, following = self._stamp(tail, active, batch, now)
             parts += [header, *batch.parts]
@@ -264,7 +269,7 @@ class TailWriter(NotCopyable):
             if batch.producer != NO_PRODUCER and not batch.section:
                 produced.append((batch.producer, ranges[-1]))
             tail = following
-        active.write(parts, at)
+        active.write(parts, at, (tail.last_batch, header))
         if before.produced:
             self.note_producers(before)
         if active.began is None:
@@ -298,7 +303,7 @@ class TailWriter(NotCopyable):
         )  # fmt: skip
         if self._must_roll(end, len(batch), now):
             return None
-        active.write([batch], end)
+        active.write([batch], end, (end, batch))
         # The fields of Tail in their order: made by position, in half the time.
         return new_tuple(Tail, (
             end + len(batch), end, header_crc, append_time, max(tail.running_max_timestamp, wall_us), segment_max,
@@ -374,7 +379,7 @@ class TailWriter(NotCopyable):
         header = self._seal(tail, now)
         fd = create_segment(self.place, header, self._permissions)
         self._begun(header)
-        self.active = ActiveSegment(self._files, fd, self.place.path_of(segment_name(tail.end)), tail.end)
+        self.active = self._active(fd, tail.end)
         self.retire(old)
 
     def attach(self, tail: Tail, path: str, batches: Sequence[NewBatch], now: Moment) -> tuple[Tail, ActiveSegment]:
@@ -387,7 +392,7 @@ class TailWriter(NotCopyable):
         header = self._seal(tail, now)
         fd = self._files.open_write(path)
         try:
-            active = ActiveSegment(self._files, fd, self.place.path_of(segment_name(tail.end)), tail.end)
+            active = self._active(fd, tail.end)
             active.began = now.boottime_us
             for batch in batches:
                 stamped, following = self._stamp(tail, active, batch, now)

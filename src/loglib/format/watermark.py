@@ -189,9 +189,9 @@ class WatermarkWriter(NotCopyable):
         """Make the last mark durable. Synced."""
         self._files.datasync(self._fd)
 
-    def is_named(self) -> bool:
-        """True if the path, where readers look, leads to the open file. One lstat."""
-        return self._files.leads_to(self._path, self._identity)
+    def is_named(self, *, untimed: bool = False) -> bool:
+        """True if the path, where readers look, leads to the open file. One lstat; `untimed` as in `Files.leads_to`."""
+        return self._files.leads_to(self._path, self._identity, untimed=untimed)
 
     def fileno(self) -> int:
         """The descriptor of the open file, for a caller that closes it with others."""

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from ..errors import CorruptLogError, LogError, StorageIOError, TooManyFilesError
 from .failures import is_out_of_descriptors
+from .statx import Facts
 from .system_calls import COPY_BYTES, LACKS, Buffer, SystemCalls
 
 __all__ = ["REAL", "Buffer", "Files", "spare_files", "with_a_free_descriptor"]
@@ -354,10 +355,13 @@ class Files(SystemCalls):
         facts = self.fstat(fd)
         return facts.st_dev, facts.st_ino
 
-    def leads_to(self, path: str, identity: tuple[int, int], *, dir_fd: int | None = None) -> bool:
-        """True if the path leads to the open file with this identity. One lstat."""
+    def leads_to(
+        self, path: str, identity: tuple[int, int], *, dir_fd: int | None = None, untimed: bool = False
+    ) -> bool:
+        """True if the path leads to the open file with this identity. One lstat, or one without times (statx.py)."""
+        look: Callable[..., Facts | os.stat_result] = self.lstatx if untimed else self.lstat
         try:
-            facts = self.lstat(_name(path, dir_fd), dir_fd=dir_fd)
+            facts = look(_name(path, dir_fd), dir_fd=dir_fd)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return (facts.st_dev, facts.st_ino) == identity

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .files import Buffer, Files
+from .statx import Facts
 
 
 class FilesWrapper(Files):
@@ -89,6 +90,12 @@ class FilesWrapper(Files):
 
     def lstat(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:
         return self.forward("lstat", path, dir_fd=dir_fd)
+
+    def fstatx(self, fd: int) -> Facts | os.stat_result:
+        return self.forward("fstatx", fd)
+
+    def lstatx(self, path: Any, *, dir_fd: int | None = None) -> Facts | os.stat_result:
+        return self.forward("lstatx", path, dir_fd=dir_fd)
 
     def listdir(self, place: Any) -> list[str]:
         return self.forward("listdir", place)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import LogError
+from . import statx
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,6 +32,16 @@ _FIRST = 3  # the first descriptor after standard input, output and error
 
 def _open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
     return above_standard(os.open(path, flags, mode, dir_fd=dir_fd))
+
+
+def _fstatx(fd: int) -> statx.Facts | os.stat_result:
+    look = statx.call()
+    return os.fstat(fd) if look is None else statx.of_open_file(look, fd)
+
+
+def _lstatx(path: str, *, dir_fd: int | None = None) -> statx.Facts | os.stat_result:
+    look = statx.call()
+    return os.lstat(path, dir_fd=dir_fd) if look is None else statx.of_name(look, path, dir_fd)
 
 
 def _poll(file: Any, event: int, timeout_s: float | None = None) -> bool:
@@ -113,6 +124,8 @@ class SystemCalls:
     fstat = staticmethod(os.fstat)
     stat = staticmethod(os.stat)
     lstat = staticmethod(os.lstat)
+    fstatx = staticmethod(_fstatx)  # as `fstat`, without times, so that the next write need not change them
+    lstatx = staticmethod(_lstatx)
     listdir = staticmethod(_listdir)  # (a path, or an open directory)
     flock = staticmethod(_flock)
     statvfs = staticmethod(os.statvfs)

@@ -190,6 +190,8 @@ class MemoryFiles(Files):
     def fstat(self, fd: int) -> os.stat_result:
         return _facts(self._opened(fd).node)
 
+    fstatx = fstat
+
     def flock(self, fd: int, operation: int) -> None:
         node = self._opened(fd).node
         with self._lock:
@@ -283,7 +285,7 @@ class MemoryFiles(Files):
     def stat(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:  # type: ignore[override]
         return _facts(self._named(path, dir_fd))
 
-    lstat = stat
+    lstat = lstatx = stat
 
     def listdir(self, path: Any) -> list[str]:
         return list(_entries(self._named_or_open(path), path))

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+from roomy import room_by_chance
+
 from loglib.system.files import Files
 
 from . import steps
@@ -45,7 +47,10 @@ def run_world(seed: int, root: Path, on: frozenset[str] | None = None) -> Done:
     features = draw(seed) if on is None else on
     world = World(seed, features, root / f"world{seed}")
     try:
-        with mock.patch.object(Files, "random_bytes", lambda files, count: world.random_bytes(count)):
+        with (
+            mock.patch.object(Files, "random_bytes", lambda files, count: world.random_bytes(count)),
+            room_by_chance(seed),
+        ):
             _live(world)
     except BaseException as error:
         raise AssertionError(
