@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from crashed_logs import mark_of
@@ -15,6 +16,7 @@ from roomy import with_room
 
 from conftest import crash_copy, last_segment, sound, values_of
 from loglib import LogMovedError, Topic, repair, testing
+from loglib.append import room
 from loglib.segment import HEADER_BYTES
 from loglib.testing import FaultyFiles
 
@@ -94,6 +96,21 @@ def test_room_is_given_back_with_the_partition(path: Path) -> None:
                 assert each.partition(0)._access.writer().disk.openings == 1
         assert len(values_of(one)) == 100
         sound(one.partition(0))
+
+
+def test_short_turns_make_no_room(path: Path) -> None:
+    """It would be cut off at the end of each turn."""
+    with (
+        mock.patch.object(room, "_FEW_SYNCS", 20),
+        Topic.open(path, create=True, shared=True) as one,
+        Topic.open(path, shared=True) as other,
+    ):
+        for _ in range(5):
+            for each in (one, other):
+                append(each, VALUES[:10])
+                assert room_after(path) == 0
+        append(one)
+        assert room_after(path) > 0
 
 
 def test_room_ends_with_the_segment(open_topic: Open, path: Path) -> None:

@@ -45,6 +45,7 @@ from ..system.files import Buffer
 from ..system.not_copyable import NotCopyable
 from .active import ActiveSegment
 from .publication import Copies, Publication
+from .room import Room
 
 _MOST_PARTS = 1000  # of one write: the system takes 1,024
 _FEW_BATCHES = 32  # to read their headers costs less than to follow the jumps of the last one
@@ -188,6 +189,7 @@ class TailWriter(NotCopyable):
         self._index.drop_before(mark.log_start_offset)
         self._begun_segment = -1
         active.reach = active.room_end = 0
+        active.room = Room()  # a turn must last for some syncs before room is worth its zeros
         return tail if end == tail.end else self._tail_of_others(tail, end, last_batch)
 
     def _tail_of_others(self, tail: Tail, end: int, last_batch: int) -> Tail:
