@@ -18,10 +18,10 @@ from conftest import crash_copy, last_segment, sound, values_of
 from loglib import LogMovedError, Topic, repair, testing
 from loglib.append import room
 from loglib.segment import HEADER_BYTES
-from loglib.testing import FaultyFiles
+from loglib.testing import FaultyFiles, UnsyncedFiles
 
 Open = Callable[..., Topic]
-VALUES = [b"value %d" % number for number in range(60)]
+VALUES = [b"value %d" % number for number in range(30)]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def room_after(path: Path) -> int:
 
 
 def test_log_with_room_reads_as_without(open_topic: Open, path: Path) -> None:
-    with open_topic() as topic:
+    with open_topic(files=UnsyncedFiles()) as topic:
         append(topic)
         behind = last_segment(path).read_bytes()[HEADER_BYTES + end_of(path) :]
         assert behind and not any(behind)
@@ -62,7 +62,7 @@ def test_log_with_room_reads_as_without(open_topic: Open, path: Path) -> None:
 
 
 def test_sealed_segment_has_no_room(open_topic: Open, path: Path) -> None:
-    with open_topic() as topic:
+    with open_topic(files=UnsyncedFiles()) as topic:
         append(topic)
         assert room_after(path) > 0
         sealed, end = last_segment(path), end_of(path)
@@ -74,7 +74,7 @@ def test_sealed_segment_has_no_room(open_topic: Open, path: Path) -> None:
 
 
 def test_killed_writer_leaves_room_that_means_nothing(open_topic: Open, path: Path, tmp_path: Path) -> None:
-    with open_topic() as topic:
+    with open_topic(files=UnsyncedFiles()) as topic:
         append(topic)
         copy = crash_copy(path, tmp_path / "copy")
     assert room_after(copy) > 0
@@ -82,14 +82,18 @@ def test_killed_writer_leaves_room_that_means_nothing(open_topic: Open, path: Pa
         recovery = again.partition(0).recovery
         assert recovery is not None and (recovery.cut_bytes, recovery.quarantine) == (0, None)
         assert room_after(copy) == 0
-        append(again)
-        assert values_of(again) == VALUES * 2
+        append(again, VALUES[:5])
+        assert values_of(again) == VALUES + VALUES[:5]
         sound(again.partition(0))
 
 
 def test_room_is_given_back_with_the_partition(path: Path) -> None:
     """Who takes it continues immediately: after a writer that has died, the log would be recovered."""
-    with Topic.open(path, create=True, shared=True) as one, Topic.open(path, shared=True) as other:
+    files = UnsyncedFiles()
+    with (
+        testing.open_topic(path, files=files, shared=True) as one,
+        testing.open_topic(path, files=files, shared=True) as other,
+    ):
         for _ in range(5):
             for each in (one, other):
                 append(each, VALUES[:10])
@@ -102,8 +106,8 @@ def test_short_turns_make_no_room(path: Path) -> None:
     """It would be cut off at the end of each turn."""
     with (
         mock.patch.object(room, "_FEW_SYNCS", 20),
-        Topic.open(path, create=True, shared=True) as one,
-        Topic.open(path, shared=True) as other,
+        testing.open_topic(path, files=UnsyncedFiles(), shared=True) as one,
+        testing.open_topic(path, files=UnsyncedFiles(), shared=True) as other,
     ):
         for _ in range(5):
             for each in (one, other):
@@ -112,11 +116,11 @@ def test_short_turns_make_no_room(path: Path) -> None:
 
 
 def test_room_ends_with_the_segment(open_topic: Open, path: Path) -> None:
-    with with_room(1 << 20), open_topic(segment_bytes=20_000) as topic:
+    with with_room(1 << 20), open_topic(files=UnsyncedFiles(), segment_bytes=20_000) as topic:
         for _ in range(10):
             append(topic)
             assert last_segment(path).stat().st_size <= HEADER_BYTES + 20_000
-        assert len(values_of(topic)) == 600
+        assert len(values_of(topic)) == 300
         sound(topic.partition(0))
 
 
@@ -127,7 +131,7 @@ def test_room_ends_with_the_segment(open_topic: Open, path: Path) -> None:
 def test_older_state_that_is_copied_back_into_the_files_is_noticed(open_topic: Open, path: Path, call: str) -> None:
     """Both states have the same size: the room of the older one is as long as that of the later one."""
     with with_room(1 << 16):
-        topic = open_topic()
+        topic = open_topic(files=UnsyncedFiles())
         append(topic, VALUES[:5])
         backup = shutil.copytree(path, path.with_suffix(".backup"))
         append(topic, VALUES[5:10])
@@ -149,13 +153,13 @@ def test_older_state_that_is_copied_back_into_the_files_is_noticed(open_topic: O
         assert caught.value.kept is False
         if call != "close":
             abandon(topic)
-    with open_topic() as again:
+    with open_topic(files=UnsyncedFiles()) as again:
         assert values_of(again) == VALUES[:5]
         sound(again.partition(0))
 
 
 def test_removed_file_with_room_is_noticed(open_topic: Open, path: Path) -> None:
-    topic = open_topic()
+    topic = open_topic(files=UnsyncedFiles())
     append(topic, VALUES[:5])
     os.unlink(last_segment(path))
     with pytest.raises(LogMovedError, match="was removed"):
@@ -164,7 +168,7 @@ def test_removed_file_with_room_is_noticed(open_topic: Open, path: Path) -> None
 
 
 def test_replaced_watermark_is_noticed(open_topic: Open, path: Path) -> None:
-    topic = open_topic()
+    topic = open_topic(files=UnsyncedFiles())
     append(topic, VALUES[:5])
     watermark = path / "0000" / "watermark"
     shutil.copy(watermark, watermark.with_suffix(".new"))
@@ -185,7 +189,7 @@ class NoRoom(FaultyFiles):
 
 
 def test_disk_without_room_takes_records(path: Path) -> None:
-    files = NoRoom(armed=False)
+    files = NoRoom(armed=False, inner=UnsyncedFiles())
     with testing.open_topic(path, files=files) as topic:
         append(topic)
         assert files.failed == 1, "it is not tried again in this segment"
@@ -194,7 +198,7 @@ def test_disk_without_room_takes_records(path: Path) -> None:
 
 
 def test_failed_write_into_room_is_cut_off(path: Path) -> None:
-    files = FaultyFiles("pwritev", error=errno.EIO, armed=False)
+    files = FaultyFiles("pwritev", error=errno.EIO, armed=False, inner=UnsyncedFiles())
     with testing.open_topic(path, files=files) as topic:
         append(topic, VALUES[:5])
         files.armed = True
@@ -210,7 +214,7 @@ def test_failed_write_into_room_is_cut_off(path: Path) -> None:
 
 
 def test_large_flushes_need_no_room(open_topic: Open, path: Path) -> None:
-    with open_topic() as topic:
+    with open_topic(files=UnsyncedFiles()) as topic:
         for _ in range(20):
             topic.append_many([bytes(1000)] * 20)
             topic.flush()
@@ -218,6 +222,6 @@ def test_large_flushes_need_no_room(open_topic: Open, path: Path) -> None:
 
 
 def test_first_appends_make_no_room(open_topic: Open, path: Path) -> None:
-    with with_room(0), open_topic() as topic:
+    with with_room(0), open_topic(files=UnsyncedFiles()) as topic:
         append(topic)
         assert room_after(path) == 0
