@@ -66,9 +66,9 @@ class ActiveSegment(NotCopyable):
             self._make_room(end)
 
     def _make_room(self, end: int) -> None:
-        """Put zeros after the log, if they are wanted. A full disk takes a part of them, or none."""
+        """Put zeros after the log, but not beyond the segment. A full disk takes a part of them, or none."""
         wanted = self.room.wanted()
-        if wanted and end + wanted <= HEADER_BYTES + self.limit():
+        if wanted and (wanted := min(wanted, HEADER_BYTES + self.limit() - end)) > 0:
             self.room_end = max(self.room_end, end + wanted)
             try:
                 self.files.write_all(self.fd, [bytes(wanted)], end)
