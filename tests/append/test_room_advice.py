@@ -63,7 +63,23 @@ def test_one_slow_sync_decides_nothing(advice: Room) -> None:
     assert advice.wanted() > 0
 
 
-def test_there_is_none_after_a_full_disk(advice: Room) -> None:
+def test_noise_decides_nothing(advice: Room) -> None:
+    """Another program keeps the disk busy, more than half of the time."""
+    for has_grown, seconds in ((True, SLOW), (False, QUICK)):
+        for number in range(room._FEW_SYNCS):
+            advice.note(500, 5e-3 if number % 3 else seconds, has_grown=has_grown)
+    assert advice.wanted() > 0
+
+
+@pytest.mark.parametrize("reason", ["a full disk", "not worth it"])
+def test_it_is_tried_again_later(advice: Room, reason: str) -> None:
     sync(advice, 100, SLOW)
-    advice.give_up()
+    if reason == "a full disk":
+        advice.give_up()
+    else:
+        sync(advice, room._FEW_SYNCS, SLOW, has_grown=False)
     assert advice.wanted() == 0
+    sync(advice, 1000, SLOW)
+    assert advice.wanted() == 0
+    sync(advice, room._LATER_SYNCS, SLOW)
+    assert advice.wanted() == room._LEAST_BYTES

@@ -13,10 +13,10 @@ Threads: `note` from the thread that syncs, `wanted` from the one that writes. E
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 
 _SMALL_BYTES = 1 << 14  # of one sync; more are worth a growing file
 _FEW_SYNCS = 32  # in a row, small: then there is room; and the number that decides if it is worth it
+_LATER_SYNCS = 2000  # after which it is tried again, where it was not worth it
 _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 20  # of room; twice as many each time that it was used up
 _LEAST_SYNC_S = 30e-6  # a shorter sync has no disk to wait for
 _WORTH = 0.95  # of the time of a sync that made the file grow
@@ -30,7 +30,6 @@ class Room:
         self._next_bytes = _LEAST_BYTES
         self._growing = deque[float](maxlen=_FEW_SYNCS)  # seconds of the last small syncs that made the file grow
         self._within = deque[float](maxlen=_FEW_SYNCS)  # and of those that did not
-        self._is_useless = False
 
     def note(self, size_bytes: int, seconds: float, *, has_grown: bool) -> None:
         """A sync of this many new bytes has taken that long."""
@@ -42,15 +41,21 @@ class Room:
 
     def wanted(self) -> int:
         """The number of zeros to write after the batch that has used up the room, in bytes; 0: none."""
-        if self._small < _FEW_SYNCS or self._is_useless or len(self._growing) < _FEW_SYNCS:
+        if self._small < _FEW_SYNCS or len(self._growing) < _FEW_SYNCS:
             return 0
-        before = median(self._growing)
-        if before < _LEAST_SYNC_S or (len(self._within) == _FEW_SYNCS and median(self._within) > _WORTH * before):
-            self._is_useless = True
+        before, is_known = _usual(self._growing), len(self._within) == _FEW_SYNCS
+        if before < _LEAST_SYNC_S or (is_known and _usual(self._within) > _WORTH * before):
+            self.give_up()
             return 0
         wanted, self._next_bytes = self._next_bytes, min(2 * self._next_bytes, _MOST_BYTES)
         return wanted
 
     def give_up(self) -> None:
-        """There was no room on the disk."""
-        self._is_useless = True
+        """It is not worth it now, or the disk is full."""
+        self._small, self._next_bytes = -_LATER_SYNCS, _LEAST_BYTES
+        self._within.clear()
+
+
+def _usual(seconds: deque[float]) -> float:
+    """The first quartile: what others do on the disk makes some syncs longer, and none shorter."""
+    return sorted(seconds)[len(seconds) // 4]
