@@ -16,6 +16,7 @@ from conftest import sound
 from loglib import CorruptLogError, FlushPolicy, StorageFullError, StorageIOError, Topic, WriterFailedError, testing
 from loglib.append import transfer
 from loglib.format.header import Producer
+from loglib.log.recovery import Tail
 from loglib.testing import FaultyFiles
 
 source = transferred.source
@@ -107,8 +108,8 @@ def test_producers_of_a_frame_that_is_undone_are_not_remembered(target: Topic) -
     active = partition._access.writer().disk.active
     write = active.write
 
-    def full_in_the_second(parts: Sequence[bytes], offset: int, last: tuple[int, bytes]) -> None:
-        write(parts[:-1], offset, last)
+    def full_in_the_second(parts: Sequence[bytes], tail: Tail) -> None:
+        write(parts[:-1], tail)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     active.write = full_in_the_second  # type: ignore[method-assign, assignment]

@@ -19,15 +19,14 @@ from time import perf_counter
 from ..errors import LogMovedError, StorageIOError
 from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import WatermarkWriter
-from ..log.recovery import rewrite
+from ..log.recovery import Tail, rewrite
 from ..segment import HEADER_BYTES, SegmentReader, segment_name
 from ..system.directory import Directory
 from ..system.files import Buffer, Files
 from ..system.not_copyable import NotCopyable
 from .room import Room
 
-_PROOF_BYTES = 8  # of a batch's header: with its CRC
-
+_CRC_AT, _CRC_BYTES = 4, 4  # in a batch's header
 
 @dataclass(eq=False, repr=False)
 class ActiveSegment(NotCopyable):
@@ -44,23 +43,18 @@ class ActiveSegment(NotCopyable):
     reader: SegmentReader | None = None  # of the same open file, once other processes have written it
     reach: int = 0  # the largest position that a batch of this writer has reached, even if the write failed
     room_end: int = 0  # the largest position of the zeros that this writer has put after the log
-    last: tuple[int, bytes] = 0, b""  # the position of the last batch of this writer, and the begin of its header
     has_grown: bool = False  # since the last sync
     room: Room = field(default_factory=Room)
 
     def file_position(self, offset: int) -> int:
         return HEADER_BYTES + offset - self.base_offset
 
-    def write(self, parts: Sequence[Buffer], offset: int, last: tuple[int, bytes]) -> None:
-        """Write batches that begin at `offset`, where the log must end. Handed to the system.
-
-        `last`: where the last one of them begins, and its header.
-        """
-        position = HEADER_BYTES + offset - self.base_offset
-        size, end = self.checked_size(position), position + sum(map(len, parts))
+    def write(self, parts: Sequence[Buffer], tail: Tail) -> None:
+        """Write batches after `tail`, where the log must end. Handed to the system."""
+        position = HEADER_BYTES + tail.end - self.base_offset
+        size, end = self.checked_size(tail), position + sum(map(len, parts))
         self.reach = max(self.reach, end)
         self.files.write_all(self.fd, parts, position)
-        self.last = HEADER_BYTES + last[0] - self.base_offset, last[1][:_PROOF_BYTES]
         if end > size:
             self.has_grown = True
             self._make_room(end)
@@ -75,11 +69,11 @@ class ActiveSegment(NotCopyable):
             except OSError:
                 self.room.give_up()
 
-    def give_room_back(self, end: int) -> None:
-        """Make the file end at `end`, if there is room after it. If that fails, the next writer recovers the log."""
-        if self.room_end > self.file_position(end):
+    def give_room_back(self, tail: Tail) -> None:
+        """Cut room off, if there is any. If that fails, the next writer recovers the log."""
+        if self.room_end > self.file_position(tail.end):
             with suppress(LogMovedError, OSError):
-                self.cut_back(end)
+                self.cut_back(tail)
 
     def ends_at(self, end: int) -> bool:
         """True if there surely is nothing after `end`, or only zeros."""
@@ -90,27 +84,29 @@ class ActiveSegment(NotCopyable):
             return False
         return size == position or (self.reach <= position < size <= self.room_end)
 
-    def cut_back(self, end: int) -> bool:
-        """Make the file end at `end`: remove the bytes that a failed or interrupted write has left there.
+    def cut_back(self, tail: Tail) -> bool:
+        """Make the file end with the log: remove the bytes that a failed or interrupted write has left there.
 
         True if there were any. Handed to the system: after a power cut the bytes may be there again.
         """
-        position = self.file_position(end)
-        if self.checked_size(position) > position:
+        position = self.file_position(tail.end)
+        if self.checked_size(tail) > position:
             self.files.ftruncate(self.fd, position)
             self.room_end = 0
             return True
         return False
 
-    def checked_size(self, position: int) -> int:
-        """The size of the file. It must have a name, and end at `position` or where a write of this writer ended.
+    def checked_size(self, tail: Tail) -> int:
+        """The size of the file. It must have a name, and end with the log or where a write of this writer ended.
 
         A file with room has the same size in each of its states, so the last batch must be there, too.
         """
         facts = self.files.fstatx(self.fd) if self.room_end else self.files.fstat(self.fd)
-        at, header = self.last
-        if self.room_end and at < position and self.files.pread(self.fd, len(header), at) != header:
-            raise LogMovedError(self.path, "was changed by another program: its last batch is gone", kept=False)
+        position = HEADER_BYTES + tail.end - self.base_offset
+        if self.room_end and self.base_offset <= tail.last_batch < tail.end:
+            crc = self.files.pread(self.fd, _CRC_BYTES, self.file_position(tail.last_batch) + _CRC_AT)
+            if crc != tail.previous_crc.to_bytes(_CRC_BYTES, "little"):
+                raise LogMovedError(self.path, "was changed by another program: its last batch is gone", kept=False)
         self.links = facts.st_nlink
         if not facts.st_nlink:
             raise LogMovedError(self.path, "was removed, or another file put in its place", kept=False)
@@ -119,10 +115,10 @@ class ActiveSegment(NotCopyable):
             raise LogMovedError(self.path, found, kept=False)
         return facts.st_size
 
-    def find_gone(self, end: int) -> LogMovedError | None:
+    def find_gone(self, tail: Tail) -> LogMovedError | None:
         """An error if the segment has lost its name or was changed by another program, else None. One fstat."""
         try:
-            self.checked_size(self.file_position(end))
+            self.checked_size(tail)
         except LogMovedError as error:
             return error
         except OSError as error:

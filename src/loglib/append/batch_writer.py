@@ -140,7 +140,7 @@ class BatchWriter(NotCopyable):
         if isinstance(error, LogMovedError):
             self.disk.fail(error)
         batch, path = self.batch, self.disk.active.path
-        self.disk.cut_back(batch.tail.end)
+        self.disk.cut_back(batch.tail)
         # An error of the log has the reason why a roll failed.
         failure = error if isinstance(error, LogError) else refused_write(path, error, "writing a batch")
         batch.lost = failure  # for threads that wait until their records are flushed
@@ -216,7 +216,7 @@ class BatchWriter(NotCopyable):
     # --- files that were moved -------------------------------------------------------------------
 
     def _check_moved(self) -> None:
-        moved = self.disk.active.find_gone(self.batch.tail.end) or self.disk.find_moved(thorough=True)
+        moved = self.disk.active.find_gone(self.batch.tail) or self.disk.find_moved(thorough=True)
         if moved is not None:
             self._fail_moved(moved)
 

@@ -260,18 +260,18 @@ class TailWriter(NotCopyable):
         if self._must_roll(tail.end, length, now):
             self.roll(tail, now)
         active = self.active
-        at, parts, header = tail.end, list[Buffer](), b""
+        written, parts = tail, list[Buffer]()
         for batch in batches:
             if parts and len(parts) + len(batch.parts) >= _MOST_PARTS:
-                active.write(parts, at, (tail.last_batch, header))
-                at, parts = tail.end, []
+                active.write(parts, written)
+                written, parts = tail, []
             header, following = self._stamp(tail, active, batch, now)
             parts += [header, *batch.parts]
             ranges.append(range(tail.end, tail.end + batch.body.record_count))
             if batch.producer != NO_PRODUCER and not batch.section:
                 produced.append((batch.producer, ranges[-1]))
             tail = following
-        active.write(parts, at, (tail.last_batch, header))
+        active.write(parts, written)
         if before.produced:
             self.note_producers(before)
         if active.began is None:
@@ -305,7 +305,7 @@ class TailWriter(NotCopyable):
         )  # fmt: skip
         if self._must_roll(end, len(batch), now):
             return None
-        active.write([batch], end, (end, batch))
+        active.write([batch], tail)
         # The fields of Tail in their order: made by position, in half the time.
         return new_tuple(Tail, (
             end + len(batch), end, header_crc, append_time, max(tail.running_max_timestamp, wall_us), segment_max,
@@ -349,14 +349,14 @@ class TailWriter(NotCopyable):
         for producer, offsets in tail.produced:
             self.producers.remember(producer, offsets, tail.append_time)
 
-    def cut_back(self, end: int) -> None:
-        """Remove the bytes that a write has left after `end`.
+    def cut_back(self, tail: Tail) -> None:
+        """Remove the bytes that a write has left after the log.
 
         They must also be gone after a power cut, because an error will name their records as lost: a batch that lacks
         only zeros at its end would be whole again when the file grows. So the cut is synced. A failure is final.
         """
         try:
-            if self.active.cut_back(end):
+            if self.active.cut_back(tail):
                 self._files.datasync(self.active.fd)
         except LogMovedError as moved:
             self.fail(moved)
@@ -410,7 +410,7 @@ class TailWriter(NotCopyable):
     def _seal(self, tail: Tail, now: Moment) -> SegmentHeader:
         """Make the active segment and the watermark durable; returns the header for the next segment."""
         old = self.active
-        old.cut_back(tail.end)  # an interrupted write may have left bytes
+        old.cut_back(tail)  # an interrupted write may have left bytes
         self.sync(old, tail)
         self.publication.publish(flushed=tail, durable=tail)
         self.publication.sync()

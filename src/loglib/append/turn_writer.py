@@ -267,7 +267,7 @@ class TurnWriter(BatchWriter):
                 return
             if self.disk.failure is None:  # else this process never writes here again
                 self._seal()
-                self.disk.active.give_room_back(self.batch.tail.end)
+                self.disk.active.give_room_back(self.batch.tail)
                 self.publication.leave(self.batch.tail)
                 self.batch = self.open_batch(self.batch.tail)
             self.is_parked = True  # from here on, an interrupt leaves it to `look`, or to the next call

@@ -390,7 +390,7 @@ class Writer(TurnWriter):
                 self._seal()  # which looks at the segment
                 moved = self.disk.find_moved()
             else:
-                moved = self.disk.active.find_gone(self.batch.tail.end) or self.disk.find_moved()
+                moved = self.disk.active.find_gone(self.batch.tail) or self.disk.find_moved()
             if moved is not None:
                 self._fail_moved(moved)
             tail, active = self.batch.tail, self.disk.active
@@ -478,7 +478,7 @@ class Writer(TurnWriter):
                     return
                 self._seal()
                 active, tail = self.disk.active, self.batch.tail
-                active.cut_back(tail.end)
+                active.cut_back(tail)
                 moved = self.disk.find_moved(thorough=True)
                 if tail.end > self.disk.mark.durable_end or active.in_doubt:
                     self.disk.sync(active, tail)

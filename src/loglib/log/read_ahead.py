@@ -77,9 +77,8 @@ class ReadAhead:
 
     def _take_batch(self, batch: Batch) -> Batch:
         """Hand out the remaining records of the first piece, which is a batch."""
-        part = batch
-        if batch is self._current:
-            part = batch.part(self._next_number(batch), len(batch))
+        part = batch.part(self._next_number(batch), len(batch)) if batch is self._current else batch
+        if self._records:
             self._unmake_records()
         self._current, self._made = batch, len(batch)
         return part
