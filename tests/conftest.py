@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -330,6 +331,11 @@ def settled_files() -> list[str]:
     """The open files without those that are garbage: a collection may close these at any later moment."""
     gc.collect()
     return open_files()
+
+
+def opened_since(before: list[str]) -> list[str]:
+    """The files that are open and were not `before`. What earlier tests have left open may close at any moment."""
+    return sorted((Counter(open_files()) - Counter(before)).elements())
 
 
 def limit_of_files(spare: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import NOW, SECOND, last_segment, open_files, settled_files, sound, tree, values_of
+from conftest import NOW, SECOND, last_segment, opened_since, settled_files, sound, tree, values_of
 from loglib import CorruptLogError, Position, RecordTooLargeError, Topic
 from loglib.errors import InvalidOffsetError
 from loglib.segment import HEADER_BYTES
@@ -212,7 +212,7 @@ def test_failed_open_leaks_nothing_and_leaves_the_lock_free(open_topic: Open, pa
     for _ in range(3):
         with pytest.raises(CorruptLogError):
             Topic.open(path, create=True)
-    assert open_files() == before
+    assert not opened_since(before)
     last_segment(path).write_bytes(content)
     open_topic().close()
     assert tree(path)

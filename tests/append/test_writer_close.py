@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import open_files, records_of, settled_files, values_of
+from conftest import opened_since, records_of, settled_files, values_of
 from loglib import LogClosedError, Topic
 from loglib import topic as topic_module
 from loglib.append import turns as turns_module
@@ -53,7 +53,7 @@ def test_interrupted_close_can_be_repeated_and_releases_everything(open_topic: O
         with pytest.raises(KeyboardInterrupt):
             topic.close()
         topic.close()
-        assert open_files() == before
+        assert not opened_since(before)
     with open_topic() as topic:
         assert len(values_of(topic)) == 6
 
@@ -162,5 +162,5 @@ def test_abandoned_writer_refuses_and_its_files_are_closed(open_topic: Open) -> 
         with pytest.raises(ForkedHandleError):
             refused()
     topic.close()
-    assert open_files() == before
+    assert not opened_since(before)
     assert values_of(open_topic(mode="r")) == []

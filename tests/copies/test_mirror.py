@@ -276,6 +276,8 @@ def test_waking_a_mirror_for_nothing_does_no_harm(open_topic: OpenTopic, to: Pat
         for _ in range(20):
             made._origin.wake()
             time.sleep(0.01)
+        topic.append(b"x", sync=True)
+        wait_for(lambda: grown_copy(to)[0] > 0, "the record is copied")
 
 
 def test_following_mirror_meets_new_partitions(open_topic: OpenTopic, to: Path) -> None:

@@ -12,7 +12,7 @@ from consumers import committed_number, fill, next_offset, numbers, rest
 from forked import in_child
 
 import loglib
-from conftest import needs_proc, open_files, run_python, settled_files
+from conftest import needs_proc, opened_since, run_python, settled_files
 from loglib import Group, LogClosedError, LogError, Topic, testing
 from loglib.errors import ForkedHandleError
 from loglib.testing import Call, WatchedFiles
@@ -163,7 +163,7 @@ def test_closed_groups_leave_no_file_open(topic: Topic) -> None:
             group.lag(count_records=True)
         with pytest.raises(ValueError, match="is not a name"):
             topic.group("etl", member="a/b")
-    assert open_files() == before
+    assert not opened_since(before)
 
 
 def test_reader_of_a_topic_that_another_closes_ends_quietly(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

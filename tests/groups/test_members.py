@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conftest import needs_proc, open_files, settled_files
+from conftest import needs_proc, opened_since, settled_files
 from loglib import LockedError
 from loglib.errors import GroupMismatchError
 from loglib.groups import members
@@ -231,7 +231,7 @@ def test_refused_member_leaves_no_file_open(tmp_path: Path) -> None:
         join(tmp_path, "../a")
     with pytest.raises(FileNotFoundError):
         join(tmp_path / "missing", "a")
-    assert open_files() == before
+    assert not opened_since(before)
 
 
 def test_looks_and_joins_at_once_lose_no_member(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from builders import spoil
 from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
 
-from conftest import NOW, Clock, UnsyncedFiles, crash_copy, open_files, values_of
+from conftest import NOW, Clock, UnsyncedFiles, crash_copy, open_files, opened_since, values_of
 from loglib import (
     CorruptLogError,
     LogError,
@@ -1035,13 +1035,13 @@ def test_file_of_a_share_is_closed_once(topic: Topic, path: Path) -> None:
         pass
     before = open_files()
     acks = topic._share_directory("mail").acks(0, 0)
-    assert len(open_files()) == len(before) + 2
+    assert len(opened_since(before)) == 2
     acks.close()
     others = [os.open(path / "topic.json", os.O_RDONLY) for _ in range(2)]
     acks.close()
     for each in others:
         os.close(each)
-    assert open_files() == before
+    assert not opened_since(before)
 
 
 def test_log_that_ends_before_what_others_have_begun_is_refused(topic: Topic) -> None:

@@ -13,7 +13,7 @@ import pytest
 from interrupts import Interrupter, every_line
 from shared_jobs import die, only, taken, values, with_records
 
-from conftest import Clock, UnsyncedFiles
+from conftest import Clock, UnsyncedFiles, opened_since
 from loglib import LogError, Share, Topic, testing
 from loglib.jobs import ack_log
 from loglib.jobs.entries import ENTRY_BYTES
@@ -236,6 +236,6 @@ def test_descriptors_are_closed_with_the_share(open_topic: Open) -> None:
             topic.share_info("mail")
             topic.alter_share("mail", window=100)
             values(share)
-    assert settled_files() == before
+    assert not opened_since(before)
 
 

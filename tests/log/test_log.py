@@ -22,7 +22,7 @@ from conftest import (
     Overtaken,
     last_segment,
     needs_proc,
-    open_files,
+    opened_since,
     settled_files,
     values_of,
 )
@@ -282,9 +282,9 @@ def test_file_of_the_watermark_closes_with_its_last_user(open_topic: Open, path:
     before = settled_files()
     log = Log(REAL, str(path / "0000"), Identity.of(topic.log_id, 0))
     assert log.mark().flushed_end > 0
-    assert len(open_files()) == len(before) + 1
+    assert len(opened_since(before)) == 1
     log.close()
-    assert open_files() == before
+    assert not opened_since(before)
 
 
 def test_log_that_is_collected_while_files_are_closed_for_a_descriptor_is_no_error(

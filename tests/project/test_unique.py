@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_layers import modules
 
-from conftest import needs_proc, open_files, settled_files, values_of
+from conftest import needs_proc, opened_since, settled_files, values_of
 from loglib import Group, Topic
 from loglib.format.watermark import WatermarkReader
 from loglib.groups.lock_file import LockFile
@@ -59,7 +59,7 @@ def test_what_holds_files_refuses_to_be_copied_and_reads_on(way: Callable[[Any],
         with pytest.raises(TypeError, match="cannot be (copied or )?pickled"):
             way(each)
     gc.collect()
-    assert open_files() == before
+    assert not opened_since(before)
     reader, group = everything[2], everything[4]
     assert [record.value for record in reader] == [b"%d" % number for number in range(2, 10)]
     assert len(list(group.follow(timeout=0.01))) == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 from account import Account, by_value, failed, returned
 
-from conftest import QUIET, crash_copy, last_segment, open_files, sound
+from conftest import QUIET, crash_copy, last_segment, open_files, opened_since, sound
 from loglib import CorruptLogError, LogError, OffsetRange, Topic, UnsupportedFormatError, WriterFailedError, testing
 from loglib.system.files import REAL, Files
 
@@ -130,7 +130,7 @@ class Reference:
         before = open_files()
         for step in STEPS:
             self.take(step)
-        assert open_files() == before, "files were left open"
+        assert not opened_since(before), "files were left open"
 
     def take(self, step: Callable[[Reference], None]) -> None:
         try:

@@ -26,7 +26,7 @@ from disks import memory
 from processes import fork, shared, wait
 from reference import POLICIES, STEPS, Kept, Reference, accounts_of
 
-from conftest import open_files
+from conftest import open_files, opened_since
 from loglib import LogError, WriterFailedError
 from loglib.system.files import REAL
 from loglib.testing import Call, RecordingFiles, WatchedFiles
@@ -243,7 +243,7 @@ def work_when_traced(work: Reference, progress: Progress, *, judging: bool) -> N
     while progress.traced:
         time.sleep(0.001)
     if judging:
-        assert open_files() == before, "files were left open"
+        assert not opened_since(before), "files were left open"
         work.judge()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conftest import open_files, records_of, run_python
+from conftest import open_files, opened_since, records_of, run_python, settled_files
 from loglib import CorruptLogError, LogError, StorageIOError, testing
 from loglib.log import catalog
 from loglib.system import files as module
@@ -63,7 +63,7 @@ def test_only_regular_files_are_opened_and_nothing_hangs(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "planted"
     plant(kind, path)
-    before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    before = settled_files()
     with pytest.raises((CorruptLogError, FileExistsError)) as caught:
         match operation:
             case "create":
@@ -73,7 +73,7 @@ def test_only_regular_files_are_opened_and_nothing_hangs(
             case _:
                 getattr(REAL, operation)(str(path))
     assert str(path) in str(caught.value)
-    assert len(before) == (len(os.listdir("/proc/self/fd")) if before else 0), "nothing stays open"
+    assert not opened_since(before), "files were left open"
     if kind == "symlink":
         assert (tmp_path / "elsewhere").read_bytes() == b"not to be touched"
 
@@ -180,10 +180,10 @@ def test_new_file_whose_writing_fails_is_closed(tmp_path: Path) -> None:
         def write_all(self, *_: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    before = settled_files()
     with pytest.raises(OSError, match="No space"):
         Full().write_new(str(tmp_path / "new"), b"x", 0o600)
-    assert before == (len(os.listdir("/proc/self/fd")) if before else 0)
+    assert not opened_since(before)
 
 
 def test_what_cannot_be_synced_is_reported(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from listed_files import Listed
 
-from conftest import needs_proc, needs_root, open_files, settled_files, start_python
+from conftest import needs_proc, needs_root, opened_since, settled_files, start_python
 from loglib import CorruptLogError, LockedError
 from loglib.system.files import REAL
 from loglib.system.lock import acquire
@@ -158,7 +158,7 @@ def test_failed_acquire_leaks_no_file_and_no_lock(file: Path) -> None:
     for name in ("open_directory", "flock", "create", "fstat", "pwritev", "ftruncate"):
         with pytest.raises(OSError):
             acquire(FaultyFiles(name), str(file.parent), 0o600)
-        assert open_files() == before
+        assert not opened_since(before)
     acquire(REAL, str(file.parent), 0o600).release()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import needs_proc, open_files, settled_files, start_python
+from conftest import needs_proc, open_files, opened_since, settled_files, start_python
 from loglib.system import notify
 from loglib.system.notify import Observer, Waiter
 
@@ -102,7 +102,7 @@ def test_missing_file_falls_back_to_polling(tmp_path: Path) -> None:
     assert waiter._open is not None and waiter._open.inotify < 0 and waiter._must_look
     waiter.wait(None)
     waiter.close()
-    assert open_files() == before
+    assert not opened_since(before)
 
 
 def test_used_up_inotify_instances_fall_back_to_polling(file: Path) -> None:
@@ -125,7 +125,7 @@ def test_dropped_waiter_leaks_nothing(file: Path) -> None:
     before = settled_files()
     for _ in range(10):
         Waiter([str(file)]).wake()
-    assert open_files() == before
+    assert not opened_since(before)
 
 
 @needs_proc
@@ -318,7 +318,7 @@ def test_observer_falls_back_to_looking_where_the_system_has_no_more_watches(tmp
     observer.forget("it")
     observer.close()
     del observer
-    assert open_files() == before
+    assert not opened_since(before)
 
 
 def test_file_that_is_gone_is_looked_for(file: Path, observer: Observer) -> None:
@@ -346,7 +346,7 @@ def test_closed_observer_is_quiet(file: Path) -> None:
     observer.forget("it")
     observer.observe_file("other", str(file))
     assert observer.changed() == {}
-    assert open_files() == before
+    assert not opened_since(before)
 
 
 def test_closed_observer_has_no_descriptors() -> None:
@@ -378,6 +378,6 @@ def test_observer_that_a_forked_child_abandons_has_no_open_files(tmp_path: Path)
     observer.observe_directory("key", str(tmp_path))
     observer.abandon()
     observer.abandon()
-    assert open_files() == before
+    assert not opened_since(before)
     assert observer.descriptors() == []
     del waiting

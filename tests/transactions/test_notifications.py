@@ -14,7 +14,7 @@ import pytest
 from forked import in_child
 
 import loglib
-from conftest import open_files, start_python, values_of
+from conftest import open_files, opened_since, start_python, values_of
 from loglib import LockedError, Topic, transaction
 from loglib.system.files import REAL
 from loglib.system.notify import Observer
@@ -407,7 +407,7 @@ def test_thread_of_the_inboxes_ends_with_the_last_topic_and_begins_anew(
         thread.join(30)
         assert not thread.is_alive()
         assert (postman._thread, postman._observer) == (None, None)
-        assert open_files() == before
+        assert not opened_since(before)
 
 
 def test_topic_that_is_opened_while_the_thread_ends_is_attended(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
