@@ -152,8 +152,9 @@ def test_spark_is_refused_with_what_it_can_read(open_topic: Open, store: S3Serve
     archive(topic, store.uri(key))
     with pytest.raises(ValueError, match=r"archives in directories.*loglib.offload.tier"):
         past_and_tail(
-            None, topic.path, store.uri(key), start="begin", end="end", columns=None  # type: ignore[arg-type]
-        )
+            None, topic.path, store.uri(key),  # type: ignore[arg-type]
+            start="begin", end="end", columns=None, where=None,
+        )  # fmt: skip
 
 
 def test_name_that_is_taken_is_refused(

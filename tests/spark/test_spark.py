@@ -26,6 +26,7 @@ import loglib.spark
 from conftest import NOW, QUIET, SOURCE, alter, last_segment
 from loglib import Retention, Topic, testing
 from loglib.config.policies import TopicConfig
+from loglib.config.times import to_datetime
 from loglib.segment import HEADER_BYTES
 
 pytestmark = pytest.mark.spark
@@ -227,6 +228,29 @@ def test_map_batches_gives_what_the_function_makes_of_all_records(spark: SparkSe
         assert len(rows) >= int(tasks)
         assert sum(row["count"] for row in rows) == len(records)
         assert sum(row["total"] for row in rows) == sum(len(record.value or b"") for record in records)
+
+
+def test_condition_chooses_what_sparks_own_filter_chooses(spark: SparkSession, topic: Path) -> None:
+    table = load(spark, topic)
+    for where in (
+        "key IN ('k1', 'k3')",
+        f"timestamp >= '{to_datetime(NOW - 3).isoformat()}' AND timestamp < '{to_datetime(NOW + 2).isoformat()}'",
+        f"key = 'k2' AND timestamp > '{to_datetime(NOW).isoformat()}'",
+    ):
+        wanted = in_order(collect(table.where(where)))
+        assert 0 < len(wanted) < table.count()
+        assert in_order(collect(loglib.spark.read(spark, topic, where=where))) == wanted
+        assert loglib.spark.read(spark, topic, where=where).count() == len(wanted)
+        mapped = loglib.spark.map_batches(
+            spark, topic, lambda batches: batches, "offset long, partition int", columns=["offset", "partition"],
+            where=where,
+        )  # fmt: skip
+        places = [(row["partition"], row["offset"]) for row in mapped.collect()]
+        assert sorted(places) == [(row["partition"], row["offset"]) for row in wanted]
+    with pytest.raises(ValueError, match="there is no condition on value"):
+        loglib.spark.map_batches(spark, topic, lambda batches: batches, "offset long", where="value = 'a'")
+    with pytest.raises(PySparkException, match="there is no condition on value"):
+        loglib.spark.read(spark, topic, where="value = 'a'")
 
 
 def test_map_batches_takes_ranges_and_is_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:

@@ -47,6 +47,23 @@ def archived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list
     return path, to, rows
 
 
+def test_condition_holds_in_the_archive_and_in_the_log(
+    spark: SparkSession, archived: tuple[Path, Path, list[Row]]
+) -> None:
+    path, to, rows = archived
+    for where, is_wanted in (
+        ("key IN ('k1', 'k3')", lambda row: row["key"] in (b"k1", b"k3")),
+        (f"timestamp >= '{to_datetime(NOW + 4).isoformat()}'", lambda row: row["timestamp"] >= NOW + 4),
+        ("key = 'k1' AND key = 'k2'", lambda row: False),
+    ):
+        wanted = [row for row in rows if is_wanted(row)]
+        table = loglib.spark.read(spark, path, archive=to, columns=COLUMNS, where=where)
+        assert in_order(collect(table)) == wanted
+        assert loglib.spark.backfill(spark, path, archive=to, where=where).table.count() == len(wanted)
+    with pytest.raises(ValueError, match="AND is missing before OR"):
+        loglib.spark.read(spark, path, archive=to, where="key = 'a' OR key = 'b'")
+
+
 def test_archive_and_log_are_one_table_row_by_row(
     spark: SparkSession, archived: tuple[Path, Path, list[Row]]
 ) -> None:
@@ -75,6 +92,8 @@ def test_uploaded_segments_and_log_are_one_table(spark: SparkSession, tmp_path: 
     table = loglib.spark.read(spark, path, archive=place, columns=COLUMNS)
     assert in_order(collect(table)) == rows
     assert loglib.spark.read(spark, path, archive=place).columns == load(spark, path).columns
+    table = loglib.spark.read(spark, path, archive=place, columns=COLUMNS, where="key IN ('k1', 'k3')")
+    assert in_order(collect(table)) == [row for row in rows if row["key"] in (b"k1", b"k3")]
     middle = made.ends[0]
     for first, last in ((0, middle), (middle, "end")):
         table = loglib.spark.read(spark, path, archive=place, start={0: first}, end={0: last}, columns=COLUMNS)

@@ -29,6 +29,7 @@ from ..system.files import REAL
 from ..topic import Topic
 from .columns import default_schema, known_name
 from .options import as_option, cores_of, parse
+from .where import Where, parse_where
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,13 +52,15 @@ def past_and_tail(
     start: StartLike,
     end: StartLike,
     columns: Iterable[str] | None,
+    where: str | None,
 ) -> Backfill:
     """The records from `start` to `end`, and the offsets where they end."""
     if is_remote(topic_path):
         raise ValueError("archive= needs a topic in a directory that this host and the executors mount")
+    condition = None if where is None else parse_where(where, now_us=SYSTEM())
     place = _place_of(archive)
     if place is not None:
-        return _segments_and_tail(spark, topic_path, place, start=start, end=end, columns=columns)
+        return _segments_and_tail(spark, topic_path, place, start=start, end=end, columns=columns, where=condition)
     given = {"path": topic_path} | ({} if columns is None else {"columns": ",".join(columns)})
     schema = default_schema(parse(given, now_us=SYSTEM()))
     past = ArchiveReader.load(REAL, archive)
@@ -74,10 +77,14 @@ def past_and_tail(
     if files:
         archived = spark.read.schema(default_schema(parse({"path": topic_path, "includeHeaders": "true"}, now_us=0)))
         rows = archived.parquet(*map(_as_path, files)).where(_within(past, split.ranges))
+        if condition is not None:
+            rows = rows.where(condition.as_column())
         parts.append(rows.select(*names).toDF(*schema.names))
     if starts != ends or not files:
         log = spark.read.format("loglib").schema(schema)
         log = log.options(**cores_of(spark), start=as_option(starts), end=as_option(ends))
+        if condition is not None:
+            log = log.option("where", condition.as_option())
         parts.append(log.load(topic_path))
     for each in split.ranges:
         if starts[each.partition] == ends[each.partition]:  # the end may be in the archive
@@ -97,7 +104,14 @@ def _place_of(archive: str | os.PathLike[str]) -> str | None:
 
 
 def _segments_and_tail(
-    spark: SparkSession, topic_path: str, place: str, *, start: StartLike, end: StartLike, columns: Iterable[str] | None
+    spark: SparkSession,
+    topic_path: str,
+    place: str,
+    *,
+    start: StartLike,
+    end: StartLike,
+    columns: Iterable[str] | None,
+    where: Where | None,
 ) -> Backfill:
     """As `past_and_tail`, with uploaded segments: all records that the place has come from there."""
     tiered = Tier(REAL, place).tiered
@@ -113,6 +127,8 @@ def _segments_and_tail(
     reader = spark.read.format("loglib").options(**cores_of(spark))
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
+    if where is not None:
+        reader = reader.option("where", where.as_option())
     parts = []
     if any(first < last for first, last in past.values()):
         nothing = {number: tiered.partition(number).end for number in past}

@@ -24,6 +24,7 @@ from ..config.times import to_datetime
 from ..config.uri import is_remote, local_path
 from ..log.reader import StartLike
 from ..offload.storage import storage_of
+from .where import Where, parse_where
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +40,7 @@ Place = str | int | Time  # "begin", "end", an offset, or the first record at or
 _BEGIN, _END = "begin", "end"
 
 _KNOWN = (
-    "path", "paths", "subscribe", "subscribePattern", "assign", "columns", "includeHeaders",
+    "path", "paths", "subscribe", "subscribePattern", "assign", "columns", "includeHeaders", "where",
     "start", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "end", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
     "failOnDataLoss", "onGap", "minPartitions", "cores", "maxBytesPerPartition", "arrowBatchBytes", "isolation",
@@ -98,6 +99,7 @@ class Options:
     assigned: Mapping[str, tuple[int, ...]] | None
     columns: tuple[str, ...] | None
     include_headers: bool
+    where: Where | None
     start: Places
     end: Places
     fail_on_data_loss: bool
@@ -137,6 +139,7 @@ def parse(given: Mapping[str, str], *, now_us: int, streaming: bool = False) -> 
         assigned=_assigned(options),
         columns=_columns(options),
         include_headers=_flag(options, "includeHeaders", default=False),
+        where=parse_where(options["where"], now_us=now_us) if "where" in options else None,
         start=start,
         end=end,
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),

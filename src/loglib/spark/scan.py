@@ -42,6 +42,7 @@ from .data_loss import report_gap, warn_of_loss
 from .options import Options
 from .plan import Part, Range, Split
 from .ranges import open_range
+from .where import Where
 
 # Spark pays for each small batch; merging larger batches costs more here than it saves in Spark.
 _MERGED_BYTES = 512 << 10
@@ -56,7 +57,7 @@ def scan(split: Split, schema: pa.Schema, options: Options) -> Iterator[pa.Recor
     A batch is larger only if it is a single record. Raises `CorruptLogError` for a damaged log, unless damage is
     skipped, and `OffsetOutOfRangeError` if retention has dropped records, unless the query accepts loss.
     """
-    layout, limit_bytes = _Layout(split.range.part, schema), options.arrow_batch_bytes
+    layout, limit_bytes = _Layout(split.range.part, schema, options.where), options.arrow_batch_bytes
     pieces = (piece for read in _pieces(split, options) for piece in layout.pieces(read, limit_bytes))
     for group in _groups(pieces, limit_bytes):
         yield layout.record_batch(group)
@@ -199,7 +200,7 @@ class _Piece(NamedTuple):
 class _Layout:
     """The columns from the log, the constant columns, and their order."""
 
-    def __init__(self, part: Part, schema: pa.Schema) -> None:
+    def __init__(self, part: Part, schema: pa.Schema, where: Where | None) -> None:
         self._part = part
         self._schema = schema
         self._names = [known_name(name) for name in schema.names]  # the schema has them as the user wrote them
@@ -208,21 +209,32 @@ class _Layout:
         }  # fmt: skip
         read = tuple(name for name in self._names if name not in self._constants)
         self._read = read or ("offset",)  # one column must give the number of records
+        self._where = where
+        self._decide = () if where is None else tuple(name for name in where.columns if name not in self._read)
         self._repeated: dict[str, pa.Array] = {}
         constants = [self._constant(name, 1) for name in self._names if name in self._constants]
         self._constant_bytes = sum(each.nbytes for each in constants)  # per record
 
     def pieces(self, read: Piece, limit_bytes: int) -> Iterator[_Piece]:
-        """The columns of these records, halved until each piece is within the limit or is one record."""
-        columns = read.to_arrow(self._read)
+        """The columns of the wanted records, halved until each piece is within the limit or is one record."""
+        columns, held_bytes, offset_of = read.to_arrow((*self._read, *self._decide)), read.held_bytes, read.offset_of
+        if self._where is not None:
+            chosen = self._where.choose(columns)
+            if len(chosen) < len(read):
+                if not len(chosen):
+                    return
+                numbers = pa.Array.from_buffers(pa.int64(), len(chosen), [None, pa.py_buffer(chosen)])
+                columns, held_bytes = columns.take(numbers), 0  # it copies
+                offset_of = lambda number: read.offset_of(int(chosen[number]))  # noqa: E731
+            columns = columns.select(self._read)
         fields = [field for name, field in zip(self._names, self._schema, strict=True) if name in self._read]
         for index, field in enumerate(fields):
             name = self._read[index]
             if field.type == pa.string():
-                columns = columns.set_column(index, name, self._text(read, columns.column(index), field.name))
+                columns = columns.set_column(index, name, self._text(columns.column(index), field.name, offset_of))
             if not field.nullable and columns.column(index).null_count:
-                self._refuse_null(read, columns.column(index), field.name)
-        yield from self._halves(columns, read.held_bytes, limit_bytes)
+                self._refuse_null(columns.column(index), field.name, offset_of)
+        yield from self._halves(columns, held_bytes, limit_bytes)
 
     def record_batch(self, pieces: list[_Piece]) -> pa.RecordBatch:
         """The pieces as one batch, with all requested columns."""
@@ -254,7 +266,7 @@ class _Layout:
         yield from self._halves(columns.slice(0, half), held_bytes // 2, limit_bytes)
         yield from self._halves(columns.slice(half), held_bytes // 2, limit_bytes)
 
-    def _text(self, read: Piece, column: pa.Array, name: str) -> pa.Array:
+    def _text(self, column: pa.Array, name: str, offset_of: Callable[[int], int]) -> pa.Array:
         try:
             return column.cast(pa.string())  # checks UTF-8, copies nothing
         except pa.ArrowInvalid:
@@ -262,12 +274,12 @@ class _Layout:
                 try:
                     bytes(item or b"").decode()
                 except UnicodeDecodeError as reason:
-                    where = f"{self._part}, offset {read.offset_of(number)}"
+                    where = f"{self._part}, offset {offset_of(number)}"
                     raise ValueError(f"{where}: the {name} is not UTF-8; read it as binary") from reason
             raise
 
-    def _refuse_null(self, read: Piece, column: pa.Array, name: str) -> None:
-        offset = read.offset_of(column.is_null().index(True).as_py())
+    def _refuse_null(self, column: pa.Array, name: str, offset_of: Callable[[int], int]) -> None:
+        offset = offset_of(column.is_null().index(True).as_py())
         raise ValueError(f"{self._part}, offset {offset}: the {name} is null, and the schema says NOT NULL")
 
 

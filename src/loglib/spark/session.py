@@ -51,12 +51,15 @@ def read(
     start: StartLike = "begin",
     end: StartLike = "end",
     columns: Iterable[str] | None = None,
+    where: str | None = None,
     archive: str | os.PathLike[str] | None = None,
 ) -> DataFrame:
     """The records of a topic as a DataFrame, with only the requested columns.
 
     `start` and `end` are as in `Topic.read`. Spark reads all columns of the DataFrame for any query, so a
-    query with few `columns` is faster; see docs/spark.md.
+    query with few `columns` is faster; see docs/spark.md. With `where`, a condition such as
+    `timestamp >= '-15m' AND key IN ('a', 'b')`, the other records do not get to Spark at all. It raises `ValueError` if
+    it is anything but conditions on these two columns, joined by AND.
 
     With `archive`, a directory of `loglib.offload.archive`, the records up to the end of the archive come from its
     Parquet files, by Spark's own reader, and all later ones from the log. With a place of `loglib.offload.tier`, a
@@ -67,10 +70,12 @@ def read(
     if archive is not None:
         from .archive_and_tail import past_and_tail
 
-        return past_and_tail(spark, path_of(topic), archive, start=start, end=end, columns=columns).table
+        return past_and_tail(spark, path_of(topic), archive, start=start, end=end, columns=columns, where=where).table
     reader = spark.read.format("loglib").options(**cores_of(spark), start=as_option(start), end=as_option(end))
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
+    if where is not None:
+        reader = reader.option("where", where)
     return reader.load(path_of(topic))
 
 
@@ -81,6 +86,7 @@ def backfill(
     archive: str | os.PathLike[str],
     start: StartLike = "begin",
     columns: Iterable[str] | None = None,
+    where: str | None = None,
 ) -> Backfill:
     """All records of a topic and its archive up to now, and the offsets where later records begin.
 
@@ -89,7 +95,7 @@ def backfill(
     """
     from .archive_and_tail import past_and_tail
 
-    return past_and_tail(spark, path_of(topic), archive, start=start, end="end", columns=columns)
+    return past_and_tail(spark, path_of(topic), archive, start=start, end="end", columns=columns, where=where)
 
 
 def counts(
@@ -129,6 +135,7 @@ def map_batches(
     start: StartLike = "begin",
     end: StartLike = "end",
     columns: Iterable[str] | None = None,
+    where: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """A DataFrame of the results of `fn` for the topic's records. Only the results pass through the JVM.
@@ -137,9 +144,10 @@ def map_batches(
     returns batches of `schema`. A task reads a range of one partition, or several ranges of small partitions, one after
     the other. So `fn` may filter, convert, or make partial sums, which Spark adds up.
 
-    `start` and `end` are as in `Topic.read`. `columns` are all but `headers` by default. `options` are further options
-    of the data source, such as `{"minPartitions": "8", "onGap": "skip"}`; `maxBytesPerPartition` is 512 MiB by
-    default. The range is fixed by this call.
+    `start` and `end` are as in `Topic.read`. `columns` are all but `headers` by default; `where` is as in `read`: `fn`
+    gets only these records. `options` are further options of the data source, such as
+    `{"minPartitions": "8", "onGap": "skip"}`; `maxBytesPerPartition` is 512 MiB by default. The range is fixed by this
+    call.
     """
     from .source import BatchReader, schema_of
 
@@ -147,6 +155,8 @@ def map_batches(
     given |= {"path": path_of(topic), "start": as_option(start), "end": as_option(end)}
     if columns is not None:
         given["columns"] = ",".join(columns)
+    if where is not None:
+        given["where"] = where
     reader = BatchReader(given, schema_of(given))
     tasks = reader.partitions()
 

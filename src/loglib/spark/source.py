@@ -5,7 +5,7 @@ same records each time, even if more are appended. A task's splits contain all f
 reads only the log's own files, by name.
 
 Filters are not pushed down: PySpark 4.3 shares the pushed filters of one scan with all scans of the same
-`load()`, and the results are silently wrong. Columns and ranges are options instead.
+`load()`, and the results are silently wrong. Columns, ranges and conditions are options instead.
 
 Processes: planned on the driver's host, in Spark's planning process; `read` in executors' workers.
 """
