@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from dead_letters import died
 from processes import fork, wait
 from shared_jobs import RECORDS, die, only, taken, values, with_records
 
+import loglib
 from conftest import QUIET, Clock, values_of
 from loglib import (
     CommitPendingError,
@@ -29,9 +32,11 @@ from loglib.errors import FencedJobError, ForkedHandleError, StorageIOError
 from loglib.jobs.ack_log import AckLog
 from loglib.jobs.entries import PIN, PINNED
 from loglib.system.clock import SYSTEM
+from loglib.system.directory import Directory
 from loglib.testing import FaultyFiles
 from loglib.transactions import last_version, recover_transactions
 from loglib.transactions.apply import Applier
+from loglib.transactions.store import Store
 
 Open = Callable[..., Topic]
 ALL = [b"%d" % number for number in range(RECORDS)]
@@ -442,3 +447,29 @@ def test_commit_in_doubt_is_resolved_by_the_store(open_topic: Open, tmp_path: Pa
         got = [(each.value, each.attempt) for each in share.follow(0.0)]
         assert (b"1", 2) in got and len(got) == RECORDS - 1
     assert values_of(results) == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_loop_goes_on_after_a_commit_in_doubt(
+    open_topic: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    """The loop's accept of a record that the transaction has pinned counts for nothing, and was written for ever."""
+    topic, other = with_records(open_topic), open_topic(tmp_path / "other")
+    results = open_topic(tmp_path / "results")
+    sync, doubts = Store._sync_commit, []
+
+    def fail(store: Store, directory: Directory, number: int) -> None:
+        if number == 2 and not doubts:
+            doubts.append(number)
+            raise StorageIOError(store.path, OSError(errno.EIO, "Input/output error"), "syncing a commit")
+        sync(store, directory, number)
+
+    monkeypatch.setattr(Store, "_sync_commit", fail)
+    with loglib.share([other, topic], "mail") if several else topic.share("mail") as share:
+        for job in share.follow(2.0):
+            with suppress(OSError), transaction("app") as tx:
+                tx.append(results, job.value)
+                tx.accept(job)
+    assert doubts
+    assert sorted(values_of(results)) == sorted(ALL)
+    assert only(topic).counts == (RECORDS, 0, 0, 0)

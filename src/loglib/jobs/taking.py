@@ -118,7 +118,7 @@ class Taking(NotCopyable):
                 return begun
             found = self._candidate(self.acks.state, most, moment)
             if found is None:
-                entries = [*self._encoded(self._pending), *self._passed(self.acks.state)]
+                entries = [*self._encoded(self._due()), *self._passed(self.acks.state)]
                 if not entries:
                     return None
                 self.acks.append(entries)
@@ -159,7 +159,7 @@ class Taking(NotCopyable):
         if moment is not self._stamped:  # it is the same for many records
             self._stamp = pair(self._me, min(max(moment.wall_us // 1_000_000, 0), 0xFFFFFFFF))
             self._stamped = moment
-        entries = self._encoded(self._pending)
+        entries = self._encoded(self._due())
         spare = min(spare, MOST_SPARE)
         entries.append(encode(self.acks.salt, BEGIN, spare, count, self._stamp, offset, until))
         self.acks.append(entries)
@@ -331,10 +331,15 @@ class Taking(NotCopyable):
 
     def settle_pending(self) -> None:
         """Write what is pending, and see that it counts. Raises `FencedJobError` for the first that was void."""
-        while self._pending:
-            self.acks.append(self._encoded(self._pending))
+        while due := self._due():
+            self.acks.append(self._encoded(due))
             self._confirm(self._look())
         self._raise_void()
+
+    def _due(self) -> list[Settling]:
+        """What is pending and can be settled now. A record that a transaction in doubt has pinned waits for its end."""
+        state = self.acks.state
+        return [each for each in self._pending if _holds(state, each)] if state.pins else self._pending
 
     def _raise_void(self) -> None:
         if self._void:
