@@ -1,6 +1,7 @@
 """The sink without Spark: tasks that stage, and the driver that commits or aborts."""
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -334,6 +335,39 @@ def test_abort_that_fails_is_a_warning(
     monkeypatch.setattr(Store, "fence_owner", fail)
     assert not abort(write(), staged)
     assert "what version 0 of app has staged is not removed now: the disk fails" in caplog.text
+
+
+@pytest.mark.parametrize("swept_at", ["_check_files", "make_fit"])
+def test_attempt_of_a_day_ago_that_is_committed_is_not_swept(
+    path: Path, monkeypatch: pytest.MonkeyPatch, swept_at: str
+) -> None:
+    staged = [stage(path, numbers(200_000))]
+    (attempt,) = staged_in(path)
+    os.utime(path / "staging" / attempt, (1, 1))
+    checked = getattr(commits, swept_at)
+
+    def sweep_and_check(*arguments: Any, **keywords: Any) -> None:
+        monkeypatch.setattr(commits, swept_at, checked)
+        staging.sweep(REAL, str(path), set, now_s=time.time())  # another process
+        checked(*arguments, **keywords)
+
+    monkeypatch.setattr(commits, swept_at, sweep_and_check)
+    assert commit(write(), staged)
+    with Topic.open(path, mode="r") as topic:
+        assert len(list(topic.read())) == 200_000
+    assert staged_in(path) == []
+
+
+def test_attempt_that_is_just_swept_is_not_committed(path: Path) -> None:
+    staged = [stage(path, numbers(200_000))]
+    (attempt,) = staged_in(path)
+    os.utime(path / "staging" / attempt, (1, 1))
+    sweeper = try_acquire(REAL, str(path / "staging" / attempt))
+    assert sweeper is not None
+    with pytest.raises(LogError, match="is a day old, and is just being removed: nothing is committed"):
+        commit(write(), staged)
+    sweeper.release()
+    assert commit(write(), staged)
 
 
 def test_attempts_of_a_day_ago_are_removed(path: Path) -> None:

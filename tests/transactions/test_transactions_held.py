@@ -1,5 +1,6 @@
 """Transactions that are committed and not done show nothing until somebody goes on with them, and hide what follows."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -220,6 +221,34 @@ def test_what_a_dead_process_staged_is_swept_after_a_day(
     with transaction("etl") as tx:
         tx.append(bills, b"x")
     assert list(place.iterdir()) == []
+
+
+def test_stage_of_a_transaction_that_commits_during_a_sweep_is_not_swept(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep had read what is pending; then the transaction was committed, and its lock was released."""
+    _, bills = pair
+    with transaction("etl") as tx:
+        tx.append(bills, b"x")
+    slow = transaction("slow")
+    slow.__enter__()
+    slow.append(bills, bytes(2 << 20))
+    (attempt,) = Path(bills.path, "staging").iterdir()
+    os.utime(attempt, (1, 1))
+    store, pending = open_store(REAL, str(store_of(bills))), Store.pending
+
+    def commit_after_the_first(self: Store) -> object:
+        found = pending(self)
+        monkeypatch.setattr(Store, "pending", pending)
+        with dying(monkeypatch, apply.Applier, "run"):
+            slow.__exit__(None, None, None)
+        return found
+
+    monkeypatch.setattr(Store, "pending", commit_after_the_first)
+    apply.sweep_staging(store, [bills.path], now=time.time_ns() // 1000)
+    assert attempt.exists()
+    apply.Applier(REAL, store, bills._handles.writers, clock=bills._clock).run(5.0)
+    assert values_of(bills) == [b"x", bytes(2 << 20)] and not attempt.exists()
 
 
 def test_stage_of_a_named_attempt_is_removed_when_its_transaction_is_done_or_unknown(

@@ -16,6 +16,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 from ..errors import CorruptLogError, LogError
 from ..format.header import HEADER_BYTES
@@ -26,7 +27,7 @@ from ..system.files import REAL, Files
 from ..transactions.apply import Applier, sweep_staging, topic_of
 from ..transactions.fit import Target, check_writers, make_fit
 from ..transactions.manifest import Section
-from ..transactions.staging import HEADERS, STAGING, directory_of, remove_attempt, sync_names
+from ..transactions.staging import HEADERS, STAGING, directory_of, held_attempts, remove_attempt, sync_names
 from ..transactions.state import Intent
 from ..transactions.store import Store, find_store
 from .repetition import Write, check_repetition, owner_after_abort, tell
@@ -54,7 +55,29 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> b
             raise LogError(f"{path} was deleted and made again while Spark was writing: nothing is committed")
     store = _find_store(files, topics)
     sections, frames = _listed(files, store, staged)
-    _check_files(files, store, sections)
+    with ExitStack() as held:
+        for path in topics:
+            now_s = SYSTEM() / 1_000_000
+            held.enter_context(held_attempts(files, path, sorted(attempts_of(files, path, staged)), now_s=now_s))
+        _check_files(files, store, sections)
+        number, repeated = _committed(files, store, write, sections, frames, staged)
+    try:
+        Applier(files, store, [], clock=SYSTEM).run(_APPLY_S, wanted=0 if repeated else number)
+        # Also those that were killed.
+        attempts = {each for path in topics for each in attempts_of(files, path, staged)}
+        sweep_staging(store, topics, now=SYSTEM(), attempts=attempts)
+    except (LogError, OSError) as error:
+        logger.warning(
+            "version %d of %s is committed in %s, and must not be written again; it is not yet visible everywhere: %s",
+            write.version, write.app, store.path, error,
+        )  # fmt: skip
+    return not repeated
+
+
+def _committed(
+    files: Files, store: Store, write: Write, sections: tuple[Section, ...], frames: bytes, staged: Sequence[Staging]
+) -> tuple[int, bool]:
+    """Commit the sections; returns the number of the transaction, and whether the version was committed before."""
     targets = sorted({
         Target(topic_of(store, each.topic), Identity.of(each.log_id, each.partition)) for each in sections
     })  # fmt: skip
@@ -69,17 +92,7 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> b
     number, _, repeated = store.commit(intent, now=SYSTEM())
     if repeated:
         tell(files, write, rows.items(), now=SYSTEM())
-    try:
-        Applier(files, store, [], clock=SYSTEM).run(_APPLY_S, wanted=0 if repeated else number)
-        # Also those that were killed.
-        attempts = {each for path in topics for each in attempts_of(files, path, staged)}
-        sweep_staging(store, topics, now=SYSTEM(), attempts=attempts)
-    except (LogError, OSError) as error:
-        logger.warning(
-            "version %d of %s is committed in %s, and must not be written again; it is not yet visible everywhere: %s",
-            write.version, write.app, store.path, error,
-        )  # fmt: skip
-    return not repeated
+    return number, repeated
 
 
 def abort(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> bool:

@@ -414,9 +414,13 @@ def _find(files: Files, writers: Sequence[SectionWriter], target: Target) -> Sec
 
 def sweep_staging(store: Store, topic_paths: Iterable[str], *, now: int, attempts: Iterable[str] = ()) -> None:
     """Remove the staged files of `attempts`, and those that are a day old, except files of pending transactions."""
-    pending = {each.file.split("/")[1] for one in store.pending() for each in one.sections if each.file}
+
+    def pending() -> set[str]:
+        return {each.file.split("/")[1] for one in store.pending() for each in one.sections if each.file}
+
+    done = set(attempts) - pending()
     for path in topic_paths:
-        for attempt in set(attempts) - pending:
+        for attempt in done:
             remove_attempt(store.files, path, attempt)
         sweep(store.files, path, pending, now_s=now / 1_000_000)
 

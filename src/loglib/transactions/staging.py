@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from ..append.batching import Load, chunks, encode_all
 from ..append.open_batch import OpenBatch
 from ..config.policies import TopicConfig
-from ..errors import CorruptLogError
+from ..errors import CorruptLogError, LogError
 from ..format.chain import End
 from ..format.codec import codec_id
 from ..format.header import (
@@ -48,7 +48,7 @@ from ..log.recovery import Tail
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
 from ..system.files import Buffer, Files
-from ..system.lock import Lock, is_free, try_acquire
+from ..system.lock import Lock, try_acquire
 from ..system.not_copyable import NotCopyable
 
 STAGING = "staging"  # the subdirectory in a topic's directory
@@ -365,14 +365,46 @@ def remove_attempt(files: Files, topic_path: str, attempt: str) -> None:
     files.remove_tree(directory_of(topic_path, attempt))
 
 
-def sweep(files: Files, topic_path: str, keep: set[str], *, now_s: float) -> None:
-    """Remove the attempts of a day ago and before that are not among those to keep, and that no process holds."""
+def sweep(files: Files, topic_path: str, pending: Callable[[], set[str]], *, now_s: float) -> None:
+    """Remove the attempts of a day ago and before that no process holds, but those which `pending` names.
+
+    Who commits an attempt holds it until the commit. So `pending` is asked while this process has the lock: a commit
+    that came before is among what it says.
+    """
     parent = os.path.join(topic_path, STAGING)
     with suppress(FileNotFoundError):
         for name in files.listdir(parent):
             path = os.path.join(parent, name)
             with suppress(FileNotFoundError):  # its own process has removed it
-                facts = files.facts(path)
-                is_old = stat.S_ISDIR(facts.st_mode) and facts.st_mtime < now_s - _ORPHAN_S
-                if name not in keep and is_old and is_free(files, path):
-                    files.remove_tree(path)
+                if not _is_old(files, path, now_s):
+                    continue
+                lock = try_acquire(files, path)
+                if lock is not None:
+                    try:
+                        if name not in pending():
+                            files.remove_tree(path)
+                    finally:
+                        lock.release()
+
+
+@contextmanager
+def held_attempts(files: Files, topic_path: str, attempts: Iterable[str], *, now_s: float) -> Iterator[None]:
+    """Hold those of the attempts that might be swept. `LogError` for one that is just being swept.
+
+    Only old ones are locked: a write may have thousands, and each lock takes a descriptor.
+    """
+    with ExitStack() as held:
+        for name in attempts:
+            path = directory_of(topic_path, name)
+            with suppress(FileNotFoundError):
+                if _is_old(files, path, now_s + _ORPHAN_S / 2):
+                    lock = try_acquire(files, path)
+                    if lock is None:
+                        raise LogError(f"{path} is a day old, and is just being removed: nothing is committed")
+                    held.callback(lock.release)
+        yield
+
+
+def _is_old(files: Files, path: str, now_s: float) -> bool:
+    facts = files.facts(path)
+    return stat.S_ISDIR(facts.st_mode) and facts.st_mtime < now_s - _ORPHAN_S
