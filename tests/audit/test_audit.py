@@ -378,6 +378,28 @@ def test_what_was_counted_before_a_log_was_set_back_is_named(place: Path) -> Non
     assert sum(each.missing for each in gone if each.tier == "billing") == 40
 
 
+def test_partition_that_a_restored_topic_does_not_have_was_set_back(place: Path) -> None:
+    """The backup was made before the partition was added. "All adds up" was said of records that were gone."""
+    write(place, 30)
+    count_log(place)
+    count_as(place, "billing")
+    shutil.copytree(place / "orders", place.parent / "backup")
+    with Topic.open(place / "orders", mode="r") as topic:
+        number = len(topic.partitions)
+    Topic.add_partitions(place / "orders", number + 1)
+    with Topic.open(place / "orders") as topic:
+        topic.append_many([b"gone"] * 40, partition=number, timestamps=[START] * 40)
+    count_log(place)
+    count_as(place, "billing")
+    shutil.rmtree(place / "orders")
+    shutil.move(place.parent / "backup", place / "orders")
+    count_log(place)
+    count_as(place, "billing")
+    gone = balance(place).differences
+    assert {each.tier for each in gone} == {"log", "billing"} and all(each.superseded for each in gone)
+    assert [each.missing for each in gone if each.tier == "billing"] == [40]
+
+
 def test_windows_of_two_sizes_are_refused(place: Path) -> None:
     write(place, 5)
     count_log(place)

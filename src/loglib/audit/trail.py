@@ -59,9 +59,14 @@ class Entry(NamedTuple):
         return HistoryPoint(bytes.fromhex(self.log_id), self.end, self.chain, self.epoch)
 
     def is_superseded(self, logs: Sequence[Log]) -> bool:
-        """True if the entry's log, one of the topic's `logs`, was set back, so that it lacks counted records."""
-        if self.partition is None or self.partition >= len(logs):
+        """True if the entry's log, one of the topic's `logs`, was set back, so that it lacks counted records.
+
+        So was the log of a partition that the topic does not have any more: an older copy of the topic is there.
+        """
+        if self.partition is None:
             return False
+        if self.partition >= len(logs):
+            return True
         return compare_history([self.point], logs[self.partition]).relation in SET_BACK
 
 
