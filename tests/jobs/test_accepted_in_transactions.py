@@ -456,7 +456,8 @@ def test_loop_goes_on_after_a_commit_in_doubt(
     """The loop's accept of a record that the transaction has pinned counts for nothing, and was written for ever."""
     topic, other = with_records(open_topic), open_topic(tmp_path / "other")
     results = open_topic(tmp_path / "results")
-    sync, doubts = Store._sync_commit, []
+    sync = Store._sync_commit
+    doubts: list[int] = []
 
     def fail(store: Store, directory: Directory, number: int) -> None:
         if number == 2 and not doubts:

@@ -27,6 +27,7 @@ from ..system.not_copyable import NotCopyable
 from .room import Room
 
 _CRC_AT, _CRC_BYTES = 4, 4  # in a batch's header
+_SPARE = 64  # room takes at most this part of what is free
 
 @dataclass(eq=False, repr=False)
 class ActiveSegment(NotCopyable):
@@ -63,14 +64,20 @@ class ActiveSegment(NotCopyable):
         """Put zeros after the log, but not beyond the segment. A full disk takes a part of them, or none."""
         wanted = self.room.wanted()
         if wanted and (wanted := min(wanted, HEADER_BYTES + self.limit() - end)) > 0:
-            self.room_end = max(self.room_end, end + wanted)
             try:
+                free_bytes, _ = self.files.free_space(self.path)
+                if wanted * _SPARE > free_bytes:  # others need what is left
+                    self.room.give_up()
+                    return
+                self.room_end = max(self.room_end, end + wanted)
                 self.files.write_all(self.fd, [bytes(wanted)], end)
             except OSError:
                 self.room.give_up()
+                with suppress(OSError):
+                    self.files.ftruncate(self.fd, end)
 
     def give_room_back(self, tail: Tail) -> None:
-        """Cut room off, if there is any. If that fails, the next writer recovers the log."""
+        """Cut room off, if there is any. If that fails, the next write or the next writer does it."""
         if self.room_end > self.file_position(tail.end):
             with suppress(LogMovedError, OSError):
                 self.cut_back(tail)

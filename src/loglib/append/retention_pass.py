@@ -291,6 +291,11 @@ class RetentionRunner(NotCopyable):
         """
         policy, space = self.config.retention, self._space()
         if space.is_short(policy):
+            for each in self._partitions.values():
+                if each.writer is not None:
+                    each.writer.give_room_back()
+            space = self._space()
+        if space.is_short(policy):
             numbers = [*self._hold_owned(held), *self._abandoned()]
         plans = due(self._candidates(numbers), policy, space)
         nothing = not any(each.reasons for each in plans.values())

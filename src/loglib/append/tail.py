@@ -234,6 +234,8 @@ class TailWriter(NotCopyable):
         """Roll by these policies from now on."""
         self._roll_bytes, self._permissions = config.roll_bytes, config.permissions
         self.syncs = config.durability == "disk"
+        if self.openings and not self.syncs:
+            self.active.room = Room()  # nothing tells it any more whether syncs are small
         self._segment_age_us = None if config.segment_age is None else microseconds(config.segment_age)
         self._producer_expiry_us = None if config.producer_expiry is None else microseconds(config.producer_expiry)
 

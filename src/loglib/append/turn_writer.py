@@ -273,6 +273,13 @@ class TurnWriter(BatchWriter):
             self.is_parked = True  # from here on, an interrupt leaves it to `look`, or to the next call
             self._release_turn(turns)
 
+    def give_room_back(self) -> None:
+        """Cut off the zeros after the log, since the disk is short of space. A parked writer has none."""
+        with self.lock:
+            if self.closed is None and not self.is_parked and self.disk.failure is None:
+                self.disk.active.room.give_up()
+                self.disk.active.give_room_back(self.batch.tail)
+
     def _release_turn(self, turns: Turns) -> None:
         self._held.give_up()
         turns.given_up(self.disk.place)

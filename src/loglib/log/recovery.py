@@ -405,16 +405,23 @@ def measure(reader: SegmentReader, mark: Mark | None) -> tuple[int, Tail]:
         known = Sections.of(mark, mark.held_tail)
         start = start._replace(sections=max(known, start.sections, key=Sections.progress))
     tail, fault = valid_prefix(reader, start, end_of_file)
-    if fault is not None:
-        # A later batch may prove that the bad bytes were durable. Then they are corruption, and not a torn tail.
-        later = proven_headers(reader, tail.end, end_of_file)
-        if mark is None:
-            later = chain(later, likely_headers(reader, tail.end, end_of_file))
-        if any(header.durable_up_to > tail.end for header in later):
-            raise fault
+    while fault is not None and _were_durable(reader, mark, tail.end, end_of_file):
+        # The log may be alive: these were zeros, and two batches were written there before the later one was read.
+        before, reason = tail, fault
+        tail, fault = valid_prefix(reader, before, end_of_file)
+        if tail.end == before.end:
+            raise reason
     if tail.end > reader.base_offset:
         tail = tail._replace(jumps=jumps_at(reader, tail.last_batch))
     return durable_end, tail
+
+
+def _were_durable(reader: SegmentReader, mark: Mark | None, at: int, end: int) -> bool:
+    """True if a later batch proves that the bad bytes at offset `at` were durable: corruption, and no torn tail."""
+    later = proven_headers(reader, at, end)
+    if mark is None:
+        later = chain(later, likely_headers(reader, at, end))
+    return any(header.durable_up_to > at for header in later)
 
 
 def valid_prefix(reader: SegmentReader, tail: Tail, end: int) -> tuple[Tail, CorruptLogError | None]:

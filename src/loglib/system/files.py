@@ -111,16 +111,30 @@ class Files(SystemCalls):
         try:
             fd = self.create(temporary, stat.S_IMODE(facts.st_mode), dir_fd=dir_fd)
             try:
-                self.share_range(shared, fd, start=0, end=facts.st_size, at=0)
+                self._copy_whole(shared, fd, facts.st_size)
                 self.datasync(fd)
                 self.rename(_name(temporary, dir_fd), _name(path, dir_fd), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
                 self.sync_directory(os.path.dirname(path), dir_fd=dir_fd)
             except BaseException:
                 self.close(fd)
+                with suppress(OSError):
+                    self.unlink(temporary, dir_fd=dir_fd)
                 raise
         finally:
             self.close(shared)
         return fd
+
+    def _copy_whole(self, source: int, target: int, size_bytes: int) -> None:
+        """Copy an open file to an empty one. Who writes the source may cut off zeros at its end meanwhile."""
+        while True:
+            try:
+                self.share_range(source, target, start=0, end=size_bytes, at=0)
+                return
+            except OSError:
+                if self.size(source) >= size_bytes:
+                    raise
+            size_bytes = self.size(source)
+            self.ftruncate(target, 0)
 
     def make_own(self, path: str, *, dir_fd: int | None = None) -> None:
         """If the file at the path has other names, replace it by a copy, as `open_write` does."""

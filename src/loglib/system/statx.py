@@ -58,7 +58,7 @@ def call() -> Look | None:
             import ctypes  # imported here: it takes 10 ms, and few programs need it
 
         statx: Any = ctypes.CDLL(None, use_errno=True).statx
-    except (ImportError, OSError, AttributeError):  # also an interpreter that was built without libffi
+    except Exception:  # noqa: BLE001  # no libffi, memory that must not be executed (SELinux), a hook that refuses
         return None
     statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
     spare: list[Any] = []  # buffers and their addresses: to make one takes longer than the call
@@ -78,6 +78,6 @@ def call() -> Look | None:
 
     try:
         look(_AT_FDCWD, b"/", 0, None)
-    except OSError:  # an old kernel lacks it, and some containers refuse it
+    except Exception:  # noqa: BLE001  # an old kernel lacks it, and some containers refuse it
         return None
     return look

@@ -18,6 +18,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..errors import LogError
@@ -36,12 +37,18 @@ def _open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
 
 def _fstatx(fd: int) -> statx.Facts | os.stat_result:
     look = statx.call()
-    return os.fstat(fd) if look is None else statx.of_open_file(look, fd)
+    if look is not None:
+        with suppress(OSError):  # a filter of system calls may refuse it from now on; else the next call raises it
+            return statx.of_open_file(look, fd)
+    return os.fstat(fd)
 
 
 def _lstatx(path: str, *, dir_fd: int | None = None) -> statx.Facts | os.stat_result:
     look = statx.call()
-    return os.lstat(path, dir_fd=dir_fd) if look is None else statx.of_name(look, path, dir_fd)
+    if look is not None:
+        with suppress(OSError):
+            return statx.of_name(look, path, dir_fd)
+    return os.lstat(path, dir_fd=dir_fd)
 
 
 def _poll(file: Any, event: int, timeout_s: float | None = None) -> bool:
