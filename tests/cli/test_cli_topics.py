@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import commands
 import pytest
@@ -229,3 +230,20 @@ def test_retention_with_nothing_to_drop_passes_a_writer_over(cli: Cli, clicks: P
     with Topic.open(clicks):
         done = cli("retain", clicks, "--yes", "--json")
     assert (done.code, done.errors) == (0, "") and [each["drop"] for each in done.objects] == [False, False]
+
+
+def test_two_alterations_of_parts_of_a_policy_at_one_time_keep_both(
+    cli: Cli, clicks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alter = Topic.alter
+
+    def after_another(topic: Topic, **policies: Any) -> None:
+        monkeypatch.setattr(Topic, "alter", alter)
+        assert cli("alter", clicks, "--hold-for", "billing", "--hold-bytes", "1GiB", "--yes").code == 0
+        topic.alter(**policies)
+
+    monkeypatch.setattr(Topic, "alter", after_another)
+    assert cli("alter", clicks, "--retention-bytes", "100MiB", "--yes").code == 0
+    with Topic.open(clicks, mode="r") as topic:
+        retention = topic.config.retention
+    assert (retention.hold_for, retention.hold_bytes, retention.bytes) == (("billing",), 1 << 30, 100 << 20)

@@ -91,8 +91,8 @@ class LivePolicies(NotCopyable):
             before = topic_file.read_own(self.files, self.path, self.log_id) or self.config
             config = before.changed(policies)
             topic_file.write(directory, self.log_id, config)
-        for name, value in policies.items():
-            logger.info("%s: %s is %r now, and was %r", self.path, name, value, getattr(before, name))
+        for name in policies:
+            logger.info("%s: %s is %r now, and was %r", self.path, name, getattr(config, name), getattr(before, name))
         return config
 
     # --- looks -----------------------------------------------------------------------------------

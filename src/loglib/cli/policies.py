@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import click
 
-from ..config.policies import TopicConfig
+from ..config.policies import FlushPolicy, Retention, TopicConfig
 from ..config.quantities import microseconds
 from ..retention import SegmentDecision
 from ..topic import Topic
@@ -86,6 +87,18 @@ def changed(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         else:
             parts.setdefault(each.name, {})[each.part] = value
     return policies | {name: replace(getattr(config, name), **of_one) for name, of_one in parts.items()}
+
+
+def changes(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """As `changed`, but a policy of which only parts are given is a function of what it is when it is stored."""
+
+    def changed_one(name: str, present: object) -> object:
+        return changed(config.changed({name: present}), given)[name]
+
+    return {
+        name: partial(changed_one, name) if isinstance(value, Retention | FlushPolicy) else value
+        for name, value in changed(config, given).items()
+    }
 
 
 def differences(before: TopicConfig, after: TopicConfig) -> list[str]:

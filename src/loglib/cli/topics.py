@@ -19,7 +19,7 @@ from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, TOPIC, as_json, confirm_limits, confirmed, dry_run, topic_paths, yes
 from .output import note, print_each, print_json, print_table, safe, sized, when
-from .policies import changed, described, differences, dropped_at_once, policy_options
+from .policies import changed, changes, described, differences, dropped_at_once, policy_options
 
 
 @click.command()
@@ -186,7 +186,7 @@ def alter(topic: str, add_partitions: int | None, dry_run: bool, yes: bool, **gi
         confirm_limits(policies, yes=yes)
     if policies:
         with Topic.open(topic, shared=True) as opened:
-            opened.alter(**changed(opened.config, given))
+            opened.alter(**changes(opened.config, given))
     if add_partitions is not None:
         Topic.add_partitions(topic, add_partitions)
     note("\n".join([*lines, f"changed {topic}"]))

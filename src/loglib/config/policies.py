@@ -245,8 +245,13 @@ class TopicConfig:
         return min(self.segment_bytes, max(LEAST_SEALED_BYTES, kept // SEGMENTS_KEPT)) if kept else self.segment_bytes
 
     def changed(self, policies: Mapping[str, Any]) -> TopicConfig:
-        """These policies with some replaced, in any form that `Topic.open` takes. `ValueError` for an invalid one."""
-        return replace(self, **policies)
+        """These policies with some replaced, in any form that `Topic.open` takes. `ValueError` for an invalid one.
+
+        A value may also be a function, which gets the present value and returns the new one.
+        """
+        return replace(self, **{
+            name: value(getattr(self, name)) if callable(value) else value for name, value in policies.items()
+        })  # fmt: skip
 
     def differences(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The given policies that differ from these, as `replace` would have them. `ValueError` for an invalid one."""
