@@ -856,6 +856,25 @@ def test_nothing_is_lost_where_all_records_were_accepted_before_retention_droppe
     assert only(topic).counts == (RECORDS + 1, 0, 0, 0) and caplog.text == ""
 
 
+def test_member_that_left_after_the_last_record_has_settled_its_whole_batch(
+    open_topic: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It asks for no further record, so it does not see that there is none. Retention can drop the segment."""
+    topic = with_records(open_topic)
+    with topic.share("mail") as share:
+        for _ in range(RECORDS):
+            (job,) = taken(share, 1)
+            job.accept()
+    end = topic.partition(0).high_watermark
+    assert only(topic).settled_to == end
+    topic.partition(0).roll()
+    topic.append(b"kept", sync=True)
+    topic.partition(0).delete_before(end)
+    with topic.share("mail") as other:
+        assert values(other) == [b"kept"]
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("limits", [{"max_in_hand": 2}, {"window": 2}], ids=["in hand", "window"])
 def test_records_that_a_limit_keeps_back_are_not_passed_over(open_topic: Open, limits: dict[str, int]) -> None:
     topic = with_records(open_topic)

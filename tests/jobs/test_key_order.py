@@ -178,6 +178,22 @@ def test_record_in_hand_that_retention_has_dropped_holds_nobody_up_who_cannot_re
         a1.accept()
 
 
+def test_record_that_waits_and_is_lost_is_told_by_a_member_that_never_knew_its_key(topic: Topic) -> None:
+    """It was never settled, and retention waited for it for ever."""
+    add(topic, "a1 a2")
+    with topic.share("mail", order="key") as one:
+        (a1,) = taken(one, 1)
+        assert got(one) is None, "a2 waits"
+        topic.partition(0).roll()
+        add(topic, "b1")
+        assert value(got(one)) == "b1"
+        topic.partition(0).delete_before(topic.partition(0).segments[-1].base_offset)
+        a1.accept()
+    with topic.share("mail") as other:
+        assert all_of(other) == ["b1"]
+    assert (only(topic).counts.lost, only(topic).deferred) == (1, 0)
+
+
 def test_reset_forgets_who_waits(topic: Topic) -> None:
     add(topic, "a1 a2 a3")
     with topic.share("mail", order="key") as share:

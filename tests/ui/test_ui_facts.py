@@ -19,6 +19,7 @@ from conftest import QUIET, fill, last_segment, needs_root, open_files, tree
 from loglib import Retention, Topic, testing
 from loglib.copies import mirror
 from loglib.errors import CorruptLogError
+from loglib.metrics.health import copies_of
 from loglib.transactions.store import Store
 from loglib.ui.app import Answers, Asked, _plain
 from loglib.ui.consumers import groups_of
@@ -233,6 +234,22 @@ def test_mirror_that_lags_names_the_command_that_updates_it(tmp_path: Path) -> N
     with Topic.open(tmp_path / "copies" / "t", mode="r") as topic:
         (found,) = troubles_of(topic)
     assert found.command == f"loglib mirror {source} {tmp_path / 'copies' / 't'}" and "lacks" in found.text
+
+
+def test_mirror_whose_source_was_set_back_is_no_whole_copy(tmp_path: Path) -> None:
+    source, copy = made(tmp_path / "t"), tmp_path / "copies" / "t"
+    shutil.copytree(source, tmp_path / "backup")
+    with Topic.open(source) as topic:
+        topic.append_many([b"newer"] * 1000)
+    mirror(source, copy)
+    shutil.rmtree(source)
+    shutil.copytree(tmp_path / "backup", source)
+    for values in ([], [b"other"]):
+        with Topic.open(source) as topic:
+            topic.append_many(values)
+        with Topic.open(copy, mode="r") as topic:
+            (state,) = copies_of(topic)
+        assert state.lag is None and "was set back, and has another history now" in str(state.error)
 
 
 def test_commands_are_quoted_for_a_shell(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ enough, whatever others do meanwhile: a record that was seen settled stays settl
 because all records below `fresh` were begun or deferred before. Records without a key have no order.
 
 The file of a share has no keys. So a member reads the keys of the unsettled records from the log; there are at most
-`window`. The key of a record that retention has dropped is not known any more: it holds nobody up.
+`window`. The key of a record that retention has dropped is not known any more: it holds nobody up, and if it waits
+for its key, it is a candidate, so that it is found to be lost.
 
 Threads: one at a time; the share's lock is held.
 """
@@ -30,6 +31,7 @@ class KeyOrder(NotCopyable):
         self._lines: dict[bytes, deque[int]] = {}  # by key: rising offsets; the first ones may be settled
         self._keys: dict[int, bytes] = {}  # by offset, of those in `_lines`
         self._held_up: dict[bytes, None] = {}  # the keys of records that were deferred
+        self._gone: list[int] = []  # records whose keys are not known any more
 
     def follow(self, state: State) -> None:
         """Learn the keys of the records that are no longer fresh since the last call."""
@@ -40,6 +42,7 @@ class KeyOrder(NotCopyable):
             self._lines.clear()
             self._keys.clear()
             self._held_up.clear()
+            self._gone.clear()
             arrived[:] = [range(offset, offset + 1) for offset in sorted(state.unsettled_offsets())]
         for each in arrived:
             for offset in each:
@@ -53,6 +56,7 @@ class KeyOrder(NotCopyable):
         try:
             key = self._records.key_at(offset)
         except OffsetOutOfRangeError:
+            self._gone.append(offset)
             return
         if key is None:
             return
@@ -79,6 +83,8 @@ class KeyOrder(NotCopyable):
 
     def candidates(self, state: State, ready: Iterable[int]) -> Iterator[int]:
         """Those of the `ready` records that nothing holds up, and then those that were deferred and are first now."""
+        self._gone = [offset for offset in self._gone if offset in state.deferred]
+        yield from self._gone
         for offset in ready:
             if not self.is_held_up(self._keys.get(offset), offset, state):
                 yield offset

@@ -73,10 +73,15 @@ class Records(NotCopyable):
             return offset, 0
         return self._read_to, self._chain
 
-    def chain_at(self, offset: int) -> int:
-        """The chain at an offset in the batch that `fresh` gave last; 0 if it is in another one."""
+    def none_before_in_batch(self, offset: int) -> tuple[int, int]:
+        """The offset, or the end of its batch if that has no later record. And the chain there; 0 if it is not known.
+
+        It is known in the batch that `fresh` gave last.
+        """
         header = stored_header(self._ahead[0]) if self._ahead else None
-        return header.header_crc if header is not None and header.base_offset < offset < header.next_offset else 0
+        if header is None or not header.base_offset < offset < header.next_offset:
+            return offset, 0
+        return header.next_offset if offset == header.offsets.stop else offset, header.header_crc
 
     def _read(self, offset: int) -> bool:
         """Read the next block; False if there is none."""

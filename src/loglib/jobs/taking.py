@@ -490,9 +490,11 @@ class Taking(NotCopyable):
         """Make durable what was settled, and of which log. Synced."""
         if self.is_unsynced:
             fresh = self.acks.state.fresh
-            if fresh > self.acks.state.passed[0] and (chain := self.records.chain_at(fresh)):
+            if fresh > self.acks.state.passed[0]:
+                end, chain = self.records.none_before_in_batch(fresh)
                 with suppress(LogError):  # a later one says it
-                    self.acks.append([self.acks.encode(PASS, moment=chain, offset=fresh)])
+                    if chain:
+                        self.acks.append([self.acks.encode(PASS, moment=chain, offset=end)])
             self.acks.sync()
             self.is_unsynced = False
 

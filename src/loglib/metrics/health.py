@@ -13,11 +13,13 @@ from contextlib import ExitStack, closing, suppress
 from typing import NamedTuple
 
 from ..copies.roster import Members, read_members
-from ..errors import LogError
+from ..errors import LogError, OffsetOutOfRangeError
 from ..groups.administration import lost_places
 from ..groups.directory import followed_groups
 from ..log import copy_role
+from ..log.history import AHEAD, BESIDE, compare_history, point_at
 from ..log.lag import Lag, total_lag
+from ..log.log import Log
 from ..retention import Space
 from ..system.files import REAL
 from ..system.lock import seen_locks
@@ -102,9 +104,18 @@ def _mirror(topic: Topic, source: str) -> CopyState:
     ends = _ends(topic)  # before the source is looked at: what comes meanwhile is not missing
     try:
         with _opened(source, topic.log_id) as opened:
+            if any(map(_is_beside, topic._logs(), opened._logs())):  # noqa: SLF001
+                return CopyState(topic.path, None, f"its source {source} was set back, and has another history now")
             return CopyState(topic.path, _lag(opened, ends), None)
     except (LogError, OSError) as error:
         return CopyState(topic.path, None, f"its source {source}: {_why(error)}")
+
+
+def _is_beside(copy: Log, source: Log) -> bool:
+    """True if the copy has records that its source does not have."""
+    with suppress(OffsetOutOfRangeError):  # retention has just dropped the end of the copy
+        return compare_history([point_at(copy, copy.mark().flushed_end)], source).relation in (BESIDE, AHEAD)
+    return False
 
 
 def _replicas(topic: Topic) -> list[CopyState]:
