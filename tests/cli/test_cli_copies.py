@@ -147,3 +147,8 @@ def test_receiving_goes_on_when_the_stream_breaks(clicks: Path, tmp_path: Path) 
     second.send_signal(signal.SIGINT)
     second.communicate()
     assert second.returncode == 130
+
+
+def test_values_that_mean_nothing_are_wrong_use(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    assert cli("receive", tmp_path / "to", "--through", "").code == 2
+    assert cli("audit", clicks.parent, "--window", "0s").code == 2

@@ -250,3 +250,12 @@ def test_topic_that_is_deleted_while_it_is_read_is_an_error_in_one_line(tmp_path
             errors = reading.stderr.read()
             assert reading.wait(60) == 3 and errors.count(b"\n") == 1 and errors.startswith(b"loglib: "), errors
         (tmp_path / "kept").rename(tmp_path / "t")
+
+
+def test_column_that_is_called_count_is_shown(cli: Cli, data: Path) -> None:
+    assert cli("sql", "-C", data, "--json", "select 7 as Count").objects == [{"Count": 7}]
+    assert "text" in cli("sql", "-C", data, "select 'text' as Count").output
+
+
+def test_columns_of_one_name_are_all_there(cli: Cli, data: Path) -> None:
+    assert cli("sql", "-C", data, "--json", "select 1 as a, 2 as a, 3 as a").objects == [{"a": 1, "a_1": 2, "a_2": 3}]

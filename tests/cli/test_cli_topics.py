@@ -1,5 +1,6 @@
 """Commands for topics and groups: they make, list, describe, change, delete, reset, and apply retention."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import commands
 import pytest
 from commands import Cli, holding, started
 
-from conftest import interrupted
+import loglib
+from conftest import interrupted, run_python
 from loglib import Retention, Topic
+from loglib.system.files import Files
 
 cli = commands.cli
 clicks = commands.clicks
@@ -247,3 +250,50 @@ def test_two_alterations_of_parts_of_a_policy_at_one_time_keep_both(
     with Topic.open(clicks, mode="r") as topic:
         retention = topic.config.retention
     assert (retention.hold_for, retention.hold_bytes, retention.bytes) == (("billing",), 1 << 30, 100 << 20)
+
+
+def test_directory_that_is_closed_hides_no_other_topic(
+    cli: Cli, clicks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another user: mode 0700 is the default."""
+    (clicks.parent / "alices").mkdir()
+    facts = Files.facts
+
+    def closed(files: Files, path: str, **options: Any) -> os.stat_result:
+        if "alices/" in path:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return facts(files, path, **options)
+
+    monkeypatch.setattr(Files, "facts", closed)
+    done = cli("ls", clicks.parent)
+    assert "clicks" in done.output and "alices           ?" in done.output
+    checked = cli("check", clicks.parent)
+    assert checked.code == 3 and "clicks: 2 partitions" in checked.output and "Permission denied" in checked.output
+    assert loglib.topics(clicks.parent)[1].config is not None
+
+
+def test_partitions_to_add_are_shown_and_refused_before_a_policy_is_changed(cli: Cli, clicks: Path) -> None:
+    tried = cli("alter", clicks, "--add-partitions", 3, "--dry-run")
+    assert tried.code == 0 and "partitions: 2 -> 3" in tried.errors
+    for wanted in (1, 2):
+        for dry in ([], ["--dry-run"]):
+            done = cli("alter", clicks, "--add-partitions", wanted, "--retention-age", "3d", *dry)
+            assert done.code == 2 and "the number can only rise" in done.errors
+    with holding(clicks, 0):
+        assert cli("alter", clicks, "--add-partitions", 3, "--retention-age", "3d").code == 3
+    with Topic.open(clicks, mode="r") as topic:
+        assert (topic.config.partitions, topic.config.retention.age) == (2, None)
+
+
+def test_topic_of_many_partitions_is_created_with_few_descriptors(tmp_path: Path) -> None:
+    run_python(
+        """
+        import resource, sys
+        from loglib.cli.program import run
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+        assert run(["create", sys.argv[1], "--partitions", "200"]) == 0
+        """,
+        tmp_path / "wide",
+    )
+    with Topic.open(tmp_path / "wide", mode="r") as topic:
+        assert len(topic.partitions) == 200

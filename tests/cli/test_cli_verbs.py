@@ -32,6 +32,13 @@ def starts(path: Path) -> list[int]:
         return [each.log_start_offset for each in topic.partitions]
 
 
+@pytest.mark.parametrize("age", ["-1h", "-24h", "-1h30m", "-1d12h", "-7d", "-90m"])
+def test_age_with_hours_is_a_place_and_no_question_for_help(cli: Cli, clicks: Path, age: str) -> None:
+    done = cli("delete-before", clicks, age, "--dry-run")
+    assert done.code == 0 and "Usage" not in done.output and "nothing was dropped" in done.errors
+    assert "Usage: loglib delete-before" in cli("delete-before", "--help").output
+
+
 # --- delete-before -----------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,8 @@ def audit(
     The last directory should contain the records of all the others together. With one directory, only its own counts
     are compared. Exit code 1 if a closed window does not add up.
     """
+    if not window:
+        raise click.UsageError("--window must be longer than 0")
     alone = len(places) == 1
     try:
         sources, destination = (places, None) if alone else (places[:-1], places[-1])

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import click
@@ -78,15 +78,12 @@ def mirror(topic: str, to: str, follow: bool, as_json: bool, **options: Any) -> 
 def _run(made: Mirror, source: str, to: str, *, follow: bool) -> MirrorReport:
     """Copy, and follow the source until Ctrl-C if that is asked for."""
     with made:
-        try:
-            with bar(to) as progress:
-                made.copy(progress=progress)
-            if follow:
+        with bar(to) as progress:
+            made.copy(progress=progress)
+        if follow:
+            with suppress(KeyboardInterrupt):
                 note(f"{to}: up to {source}; following")
                 made.follow()
-        except KeyboardInterrupt:
-            if not follow:
-                raise
         return made.report()
 
 
@@ -356,7 +353,10 @@ def _stream(
             else:
                 yield credentials.connect(connection, connect[0], timeout=timeout_s)
     elif through is not None:
-        with subprocess.Popen(shlex.split(through), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        command = shlex.split(through)
+        if not command:
+            raise click.UsageError("--through needs a command")
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             try:
                 yield other.stdout, other.stdin
             finally:

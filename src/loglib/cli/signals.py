@@ -64,7 +64,9 @@ class Held:
 
     def __enter__(self) -> Held:
         self._before = {each: signal.getsignal(each) for each in _SIGNALS}
-        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._woken, self._waker = os.pipe()  # macOS has no pipe2
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
         # The system writes to this pipe when a signal comes, so a signal just before a wait ends the wait as well.
         self._waker_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number, before in self._before.items():

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from decimal import Decimal
-from itertools import chain, islice
+from itertools import chain, count, islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -188,17 +188,19 @@ def _printable(text: str) -> str:
 
 
 def _print(connection: duckdb.DuckDBPyConnection, query: str, *, as_json: bool) -> None:
+    statements = connection.extract_statements(query)
+    is_select = bool(statements) and statements[-1].type.name == "SELECT"
     relation: Any = connection.sql(query)
     if relation is None:
         return
     reader = relation.to_arrow_reader(_TOGETHER)
-    names = [field.name for field in reader.schema]
+    names = _distinct([field.name for field in reader.schema])
     rows = chain.from_iterable(
         zip(*map(_values, batch.columns), strict=True) for batch in reader
     )  # fmt: skip
-    if names == ["Count"]:  # of `copy` and others that change something: it is no data
-        for (count,) in rows:
-            note(f"{count:,} rows")
+    if names == ["Count"] and not is_select:  # of `copy` and others that change something: it is no data
+        for (changed,) in rows:
+            note(f"{changed:,} rows")
         return
     if as_json:
         for row in rows:
@@ -211,6 +213,15 @@ def _print(connection: duckdb.DuckDBPyConnection, query: str, *, as_json: bool) 
     heads = [f">{name}" if at_right else name for name, at_right in zip(names, right, strict=True)]
     cells = ([_cell(value) for value in row] for row in rows)
     print_rows(heads, list(islice(cells, _TOGETHER)), cells)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names of columns, each once: an object of JSON has one value for a name."""
+    found: list[str] = []
+    for name in names:
+        free = (f"{name}_{number}" if number else name for number in count())
+        found.append(next(each for each in free if each not in found))
+    return found
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -43,7 +43,8 @@ def create(
         except ValueError:
             raise click.BadParameter(f"{permissions!r} is not an octal number such as 640") from None
     confirm_limits(policies, yes=yes)
-    Topic.create(topic, partitions=partitions, partitioner=partitioner, **policies).close()
+    # Shared: no partition is opened, so that any number of them needs few descriptors.
+    Topic.open(topic, create=True, shared=True, partitions=partitions, partitioner=partitioner, **policies).close()
     note(f"created {topic}")
 
 
@@ -177,6 +178,10 @@ def alter(topic: str, add_partitions: int | None, dry_run: bool, yes: bool, **gi
         wanted = config.changed(policies)
         loss = _loss(opened, wanted) if wanted.retention != config.retention else ""
     lines = differences(config, wanted)
+    if add_partitions is not None:
+        if add_partitions <= config.partitions:
+            raise click.UsageError(f"{topic} has {config.partitions} partitions; the number can only rise")
+        lines.append(f"partitions: {config.partitions} -> {add_partitions}")
     if dry_run:
         note("\n".join([*lines, *([loss] if loss else []), f"{topic} was not changed"]))
         return
@@ -184,11 +189,11 @@ def alter(topic: str, add_partitions: int | None, dry_run: bool, yes: bool, **gi
         confirmed(f"Change {topic}? {loss}.", yes=yes)
     else:
         confirm_limits(policies, yes=yes)
+    if add_partitions is not None:  # first: it is refused while somebody writes the topic
+        Topic.add_partitions(topic, add_partitions)
     if policies:
         with Topic.open(topic, shared=True) as opened:
             opened.alter(**changes(opened.config, given))
-    if add_partitions is not None:
-        Topic.add_partitions(topic, add_partitions)
     note("\n".join([*lines, f"changed {topic}"]))
 
 

@@ -82,7 +82,8 @@ def _decision_row(each: SegmentDecision) -> tuple[object, ...]:
     return each.partition, each.base_offset, sized(each.size_bytes), age(each.age_us), decision, each.reason
 
 
-@click.command("delete-before", context_settings={"ignore_unknown_options": True})  # for an age such as -7d
+# For an age such as -7d; and -1h30m is no -h.
+@click.command("delete-before", context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})
 @click.argument("topic", type=TOPIC)
 @click.argument("places", type=START, nargs=-1, required=True, metavar="PLACE...")
 @dry_run

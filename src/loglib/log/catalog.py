@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..config.arguments import check_count, check_names, topic_path
 from ..config.policies import NAME, TopicConfig
-from ..errors import LogError
+from ..errors import LogError, StorageIOError
 from ..system import lock
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
@@ -53,8 +53,16 @@ def _names(files: Files, directory: str) -> list[str]:
     return sorted(
         name for name in files.listdir(directory)
         if NAME.fullmatch(name) and not name.startswith(".")  # a volume has a lost+found, which nobody may enter
-        and topic_file.exists(files, os.path.join(directory, name))
+        and _may_be_topic(files, os.path.join(directory, name))
     )  # fmt: skip
+
+
+def _may_be_topic(files: Files, path: str) -> bool:
+    """True also for another user's directory, which is closed: who opens it is told so."""
+    try:
+        return topic_file.exists(files, path)
+    except PermissionError:
+        return True
 
 
 def what_is_here(files: Files, path: str, mode: str) -> str:
@@ -82,6 +90,8 @@ def _describe(files: Files, name: str, path: str, groups_of: GroupsOf) -> TopicI
         directories = [topic_file.partition_directory(path, number) for number in range(partitions)]
         size_bytes = sum(sum(list_segments(files, each).values()) for each in directories)
         return TopicInfo(name, path, config, size_bytes, groups_of(files, path))
+    except PermissionError as error:
+        return TopicInfo(name, path, None, 0, [], StorageIOError(path, error, "reading the topic"))
     except LogError as error:
         return TopicInfo(name, path, None, 0, groups_of(files, path), error)
 
