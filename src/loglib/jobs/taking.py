@@ -337,7 +337,7 @@ class Taking(NotCopyable):
         self._raise_void()
 
     def _due(self) -> list[Settling]:
-        """What is pending and can be settled now. A record that a transaction in doubt has pinned waits for its end."""
+        """The pending ones that can count now. A record that a transaction in doubt has pinned waits for its end."""
         state = self.acks.state
         return [each for each in self._pending if _holds(state, each)] if state.pins else self._pending
 
