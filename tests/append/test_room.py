@@ -23,6 +23,7 @@ from loglib.log import recovery
 from loglib.log.search import proven_headers
 from loglib.segment import HEADER_BYTES, SegmentReader
 from loglib.system import statx
+from loglib.system.directory import Directory
 from loglib.system.files import REAL
 from loglib.testing import FaultyFiles, UnsyncedFiles
 
@@ -141,6 +142,19 @@ def test_copy_of_hard_links_that_fails_leaves_nothing(path: Path, tmp_path: Path
             str(tmp_path / "copy")
         )
     assert {each.name for each in tmp_path.iterdir()} == {"copy", "original"}
+
+
+def test_copy_of_hard_links_that_fails_in_a_moved_directory_leaves_nothing(tmp_path: Path) -> None:
+    place, moved = tmp_path / "place", tmp_path / "moved"
+    place.mkdir()
+    (place / "original").write_bytes(b"x" * 10_000)
+    (place / "copy").hardlink_to(place / "original")
+    files = FaultyFiles("pread", every=True, inner=FaultyFiles("copy_file_range", every=True))
+    with Directory.open(files, str(place)) as directory:
+        place.rename(moved)
+        with pytest.raises(OSError, match="Input/output error"):
+            directory.open_write("copy")
+    assert {each.name for each in moved.iterdir()} == {"copy", "original"}
 
 
 def test_room_is_given_back_with_the_partition(path: Path) -> None:
@@ -269,7 +283,7 @@ def test_failed_write_into_room_is_cut_off(path: Path) -> None:
 
 
 class LittleSpace(FaultyFiles):
-    """A disk of 1 GB with so many free bytes, and what living files have after their logs."""
+    """A disk of 1 GB, of which `free_bytes` are free."""
 
     free_bytes = 1 << 29
 

@@ -29,6 +29,7 @@ from .room import Room
 _CRC_AT, _CRC_BYTES = 4, 4  # in a batch's header
 _SPARE = 64  # room takes at most this part of what is free
 
+
 @dataclass(eq=False, repr=False)
 class ActiveSegment(NotCopyable):
     """An open segment file, and the facts that its writer needs."""

@@ -118,7 +118,7 @@ class Files(SystemCalls):
             except BaseException:
                 self.close(fd)
                 with suppress(OSError):
-                    self.unlink(temporary, dir_fd=dir_fd)
+                    self.unlink(_name(temporary, dir_fd), dir_fd=dir_fd)
                 raise
         finally:
             self.close(shared)
