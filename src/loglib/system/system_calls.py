@@ -18,7 +18,6 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from ..errors import LogError
@@ -38,16 +37,20 @@ def _open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
 def _fstatx(fd: int) -> statx.Facts | os.stat_result:
     look = statx.call()
     if look is not None:
-        with suppress(OSError):  # a filter of system calls may refuse it from now on; else the next call raises it
+        try:
             return statx.of_open_file(look, fd)
+        except OSError:  # a filter of system calls may refuse it from now on; else the next call raises it
+            pass
     return os.fstat(fd)
 
 
 def _lstatx(path: str, *, dir_fd: int | None = None) -> statx.Facts | os.stat_result:
     look = statx.call()
     if look is not None:
-        with suppress(OSError):
+        try:
             return statx.of_name(look, path, dir_fd)
+        except OSError:
+            pass
     return os.lstat(path, dir_fd=dir_fd)
 
 
