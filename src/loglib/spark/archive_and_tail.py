@@ -28,8 +28,8 @@ from ..system.clock import SYSTEM
 from ..system.files import REAL
 from ..topic import Topic
 from .columns import default_schema, known_name
-from .options import as_option, cores_of, parse
-from .where import Where, parse_where
+from .options import as_option, cores_of, parse, selecting
+from .where import parse_where
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,11 +58,12 @@ def past_and_tail(
     if is_remote(topic_path):
         raise ValueError("archive= needs a topic in a directory that this host and the executors mount")
     condition = None if where is None else parse_where(where, now_us=SYSTEM())
+    timed = None if condition is None else condition.as_option()  # without ages: both parts count from one moment
     place = _place_of(archive)
     if place is not None:
-        return _segments_and_tail(spark, topic_path, place, start=start, end=end, columns=columns, where=condition)
-    given = {"path": topic_path} | ({} if columns is None else {"columns": ",".join(columns)})
-    schema = default_schema(parse(given, now_us=SYSTEM()))
+        chosen = selecting(columns, timed)
+        return _segments_and_tail(spark, topic_path, place, start=start, end=end, chosen=chosen)
+    schema = default_schema(parse({"path": topic_path, **selecting(columns, None)}, now_us=SYSTEM()))
     past = ArchiveReader.load(REAL, archive)
     with Topic.open(topic_path, mode="r") as topic:
         logs = [each.log for each in topic._accesses]  # noqa: SLF001
@@ -81,10 +82,8 @@ def past_and_tail(
             rows = rows.where(condition.as_column())
         parts.append(rows.select(*names).toDF(*schema.names))
     if starts != ends or not files:
-        log = spark.read.format("loglib").schema(schema)
+        log = spark.read.format("loglib").schema(schema).options(**selecting(None, timed))
         log = log.options(**cores_of(spark), start=as_option(starts), end=as_option(ends))
-        if condition is not None:
-            log = log.option("where", condition.as_option())
         parts.append(log.load(topic_path))
     for each in split.ranges:
         if starts[each.partition] == ends[each.partition]:  # the end may be in the archive
@@ -110,8 +109,7 @@ def _segments_and_tail(
     *,
     start: StartLike,
     end: StartLike,
-    columns: Iterable[str] | None,
-    where: Where | None,
+    chosen: Mapping[str, str],
 ) -> Backfill:
     """As `past_and_tail`, with uploaded segments: all records that the place has come from there."""
     tiered = Tier(REAL, place).tiered
@@ -124,11 +122,7 @@ def _segments_and_tail(
     seams = {number: min(max(tiered.partition(number).end, at), ends[number]) for number, at in starts.items()}
     past = {number: (starts[number], seams[number]) for number in range(len(tiered.partitions))}
     tail = {number: (seam, ends[number]) for number, seam in seams.items()}
-    reader = spark.read.format("loglib").options(**cores_of(spark))
-    if columns is not None:
-        reader = reader.option("columns", ",".join(columns))
-    if where is not None:
-        reader = reader.option("where", where.as_option())
+    reader = spark.read.format("loglib").options(**cores_of(spark), **chosen)
     parts = []
     if any(first < last for first, last in past.values()):
         nothing = {number: tiered.partition(number).end for number in past}

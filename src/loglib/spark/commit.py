@@ -56,9 +56,9 @@ def commit(write: Write, staged: Sequence[Staging], *, files: Files = REAL) -> b
     store = _find_store(files, topics)
     sections, frames = _listed(files, store, staged)
     with ExitStack() as held:
+        now_s = SYSTEM() / 1_000_000
         for path in topics:
-            now_s = SYSTEM() / 1_000_000
-            held.enter_context(held_attempts(files, path, sorted(attempts_of(files, path, staged)), now_s=now_s))
+            held.enter_context(held_attempts(files, path, attempts_of(files, path, staged), now_s=now_s))
         _check_files(files, store, sections)
         number, repeated = _committed(files, store, write, sections, frames, staged)
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -467,6 +467,12 @@ def cores_of(spark: SparkSession) -> dict[str, str]:
     """The option that says how many cores Spark has at present. A session of Spark Connect does not know it."""
     context = getattr(spark, "sparkContext", None)
     return {} if context is None else {"cores": str(context.defaultParallelism)}
+
+
+def selecting(columns: Iterable[str] | None, where: str | None) -> dict[str, str]:
+    """The options that choose these columns, and the records of this condition; None: all."""
+    given = {} if columns is None else {"columns": ",".join(columns)}
+    return given if where is None else given | {"where": where}
 
 
 def as_option(start: StartLike) -> str:

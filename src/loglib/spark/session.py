@@ -22,7 +22,7 @@ from ..format.watermark import Mark
 from ..log.reader import StartLike
 from ..system.clock import SYSTEM
 from ..topic import Topic
-from .options import as_option, cores_of, parse
+from .options import as_option, cores_of, parse, selecting
 from .plan import Range
 from .ranges import find_ranges, open_range
 
@@ -71,12 +71,8 @@ def read(
         from .archive_and_tail import past_and_tail
 
         return past_and_tail(spark, path_of(topic), archive, start=start, end=end, columns=columns, where=where).table
-    reader = spark.read.format("loglib").options(**cores_of(spark), start=as_option(start), end=as_option(end))
-    if columns is not None:
-        reader = reader.option("columns", ",".join(columns))
-    if where is not None:
-        reader = reader.option("where", where)
-    return reader.load(path_of(topic))
+    given = {**cores_of(spark), **selecting(columns, where), "start": as_option(start), "end": as_option(end)}
+    return spark.read.format("loglib").options(**given).load(path_of(topic))
 
 
 def backfill(
@@ -152,11 +148,7 @@ def map_batches(
     from .source import BatchReader, schema_of
 
     given = {"maxBytesPerPartition": _TASK_BYTES, **cores_of(spark), **(options or {})}
-    given |= {"path": path_of(topic), "start": as_option(start), "end": as_option(end)}
-    if columns is not None:
-        given["columns"] = ",".join(columns)
-    if where is not None:
-        given["where"] = where
+    given |= {"path": path_of(topic), "start": as_option(start), "end": as_option(end), **selecting(columns, where)}
     reader = BatchReader(given, schema_of(given))
     tasks = reader.partitions()
 

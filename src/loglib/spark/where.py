@@ -15,7 +15,7 @@ Processes: plain facts, made on the driver; `choose` in executors' workers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
@@ -56,7 +56,7 @@ class Where(NamedTuple):
             times_us = np.frombuffer(times.buffers()[1], np.int64)[times.offset : times.offset + len(times)]
             chosen &= (times_us >= self.first_us) & (times_us <= self.last_us)
         if self.keys is not None:
-            chosen &= _are_in(records.column("key"), sorted(self.keys))
+            chosen &= _are_in(records.column("key"), self.keys)
         return np.flatnonzero(chosen)
 
     def as_column(self) -> Column:
@@ -85,13 +85,18 @@ class Where(NamedTuple):
         return " AND ".join(parts)
 
 
-def _are_in(keys: pa.Array, wanted: list[bytes]) -> np.ndarray:
-    """Which keys are wanted. The set is made of buffers: `pa.array` would import pandas, 0.5 s per worker."""
+@lru_cache(maxsize=1)  # each batch of a task asks for the same set
+def _array_of(keys: frozenset[bytes]) -> pa.Array:
+    """The keys as an array. It is made of buffers: `pa.array` would import pandas, 0.5 s per worker."""
+    ends = np.cumsum([0, *map(len, keys)], dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(keys), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(keys))])
+
+
+def _are_in(keys: pa.Array, wanted: frozenset[bytes]) -> np.ndarray:
+    """Which keys are wanted."""
     import pyarrow.compute as pc
 
-    ends = np.cumsum([0, *map(len, wanted)], dtype=np.int32)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(wanted))]
-    found = pc.is_in(keys, value_set=pa.Array.from_buffers(pa.binary(), len(wanted), buffers))
+    found = pc.is_in(keys, value_set=_array_of(wanted))
     bits = np.unpackbits(np.frombuffer(found.buffers()[1], np.uint8), bitorder="little")
     return bits[found.offset : found.offset + len(found)].astype(np.bool_)
 
@@ -135,17 +140,14 @@ class _Parser:
             first_us = self._time()
             self._take("word", "AND")
             return first_us, self._time()
-        sign = self._take("sign")
-        ranges: dict[str, Callable[[int], tuple[int, int]]] = {
-            "=": lambda time_us: (time_us, time_us),
-            ">": lambda time_us: (time_us + 1, _LAST),
-            ">=": lambda time_us: (time_us, _LAST),
-            "<": lambda time_us: (_FIRST, time_us - 1),
-            "<=": lambda time_us: (_FIRST, time_us),
-        }
+        sign, time_us = self._take("sign"), self._time()
+        ranges = {
+            "=": (time_us, time_us), ">": (time_us + 1, _LAST), ">=": (time_us, _LAST),
+            "<": (_FIRST, time_us - 1), "<=": (_FIRST, time_us),
+        }  # fmt: skip
         if sign not in ranges:
             _refuse(self._text, f"{sign} is no comparison")
-        return ranges[sign](self._time())
+        return ranges[sign]
 
     def _time(self) -> int:
         text = _unquoted(self._take("text"))
