@@ -32,7 +32,7 @@ from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, SOURCE, as_json, confirm_limits, yes
 from .output import DAMAGED, bar, listed_facts, note, print_json, sized
-from .policies import changed, policy_options
+from .policies import changes, policy_options
 
 # While records are copied, nothing is dropped, and few flushes are made.
 _MEANWHILE: dict[str, Any] = {
@@ -75,7 +75,7 @@ def copy(
         raise click.UsageError(f"{target} would be a part of the topic {os.path.dirname(path)}")
     with Topic.open(source, mode="r") as opened:
         policies = {each.name: getattr(opened.config, each.name) for each in fields(TopicConfig)}
-        altered = changed(opened.config, given)
+        altered = opened.config.resolved(changes(given))
         confirm_limits(altered, yes=yes)
         policies |= altered
         if partitions is not None:

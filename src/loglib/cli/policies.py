@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..config.policies import FlushPolicy, Retention, TopicConfig
+from ..config.policies import TopicConfig
 from ..config.quantities import microseconds
 from ..retention import SegmentDecision
 from ..topic import Topic
@@ -73,8 +73,11 @@ def policy_options(command: Command) -> Command:
     return add_options(*options)(command)
 
 
-def changed(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The policies that the options in `given` set, together with their unchanged parts in `config`."""
+def changes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The policies that the options in `given` set. One of which only parts are given is a function of what it is.
+
+    So two commands that change parts of one policy at one time keep both: the function is called under a lock.
+    """
     policies: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}  # by policy: some parts need each other
     for each in _POLICIES:
@@ -86,19 +89,7 @@ def changed(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
             policies[each.name] = value
         else:
             parts.setdefault(each.name, {})[each.part] = value
-    return policies | {name: replace(getattr(config, name), **of_one) for name, of_one in parts.items()}
-
-
-def changes(config: TopicConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `changed`, but a policy of which only parts are given is a function of what it is when it is stored."""
-
-    def changed_one(name: str, present: object) -> object:
-        return changed(config.changed({name: present}), given)[name]
-
-    return {
-        name: partial(changed_one, name) if isinstance(value, Retention | FlushPolicy) else value
-        for name, value in changed(config, given).items()
-    }
+    return policies | {name: partial(replace, **of_one) for name, of_one in parts.items()}
 
 
 def differences(before: TopicConfig, after: TopicConfig) -> list[str]:

@@ -19,7 +19,7 @@ from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, TOPIC, as_json, confirm_limits, confirmed, dry_run, topic_paths, yes
 from .output import note, print_each, print_json, print_table, safe, sized, when
-from .policies import changed, changes, described, differences, dropped_at_once, policy_options
+from .policies import changes, described, differences, dropped_at_once, policy_options
 
 
 @click.command()
@@ -34,7 +34,7 @@ def create(
     topic: str, partitions: int, partitioner: Any, permissions: str | None, yes: bool, **given: Any
 ) -> None:  # fmt: skip
     """Create a topic."""
-    policies = changed(TopicConfig(), given)
+    policies = TopicConfig().resolved(changes(given))
     if topic_file.exists(REAL, topic):
         raise click.UsageError(f"{topic} is a topic already; `loglib alter` changes its policies")
     if permissions is not None:
@@ -174,13 +174,15 @@ def alter(topic: str, add_partitions: int | None, dry_run: bool, yes: bool, **gi
         raise click.UsageError("give what to change, such as --retention-age 14d")
     with Topic.open(topic, mode="r") as opened:
         config = opened.config
-        policies = changed(config, given)
+        policies = config.resolved(changes(given))
         wanted = config.changed(policies)
         loss = _loss(opened, wanted) if wanted.retention != config.retention else ""
     lines = differences(config, wanted)
     if add_partitions is not None:
-        if add_partitions <= config.partitions:
-            raise click.UsageError(f"{topic} has {config.partitions} partitions; the number can only rise")
+        try:
+            catalog.check_more(topic, add_partitions, config)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
         lines.append(f"partitions: {config.partitions} -> {add_partitions}")
     if dry_run:
         note("\n".join([*lines, *([loss] if loss else []), f"{topic} was not changed"]))
@@ -193,7 +195,7 @@ def alter(topic: str, add_partitions: int | None, dry_run: bool, yes: bool, **gi
         Topic.add_partitions(topic, add_partitions)
     if policies:
         with Topic.open(topic, shared=True) as opened:
-            opened.alter(**changes(opened.config, given))
+            opened.alter(**changes(given))
     note("\n".join([*lines, f"changed {topic}"]))
 
 

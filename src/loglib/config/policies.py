@@ -247,11 +247,13 @@ class TopicConfig:
     def changed(self, policies: Mapping[str, Any]) -> TopicConfig:
         """These policies with some replaced, in any form that `Topic.open` takes. `ValueError` for an invalid one.
 
-        A value may also be a function, which gets the present value and returns the new one.
+        A value may also be a function, as in `resolved`.
         """
-        return replace(self, **{
-            name: value(getattr(self, name)) if callable(value) else value for name, value in policies.items()
-        })  # fmt: skip
+        return replace(self, **self.resolved(policies))
+
+    def resolved(self, policies: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the policies. One that is a function gets the present value, and returns the new one."""
+        return {name: value(getattr(self, name)) if callable(value) else value for name, value in policies.items()}
 
     def differences(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The given policies that differ from these, as `replace` would have them. `ValueError` for an invalid one."""

@@ -151,8 +151,7 @@ def add_partitions(
     with _locked(files, absolute) as topic:
         copy_role.check_leader(files, absolute)
         log_id, config = topic_file.read_existing(files, absolute)
-        if partitions <= config.partitions:
-            raise ValueError(f"{absolute} has {config.partitions} partitions; the number can only rise")
+        check_more(absolute, partitions, config)
         grown = replace(config, partitions=partitions)
         # A crash leaves empty logs that `topic.json` does not count. The next call uses them.
         topic_file.make_missing(topic, log_id, grown, range(config.partitions, partitions), now=clock())
@@ -161,6 +160,12 @@ def add_partitions(
         "%s: has %d partitions now, and had %d: keys may belong to other partitions than before",
         absolute, partitions, config.partitions,
     )  # fmt: skip
+
+
+def check_more(path: str, partitions: int, config: TopicConfig) -> None:
+    """`ValueError` if the topic at the path does not have fewer partitions."""
+    if partitions <= config.partitions:
+        raise ValueError(f"{path} has {config.partitions} partitions; the number can only rise")
 
 
 def _existing_topic(files: Files, path: str | os.PathLike[str]) -> str:
