@@ -19,12 +19,12 @@ from datetime import timedelta
 from ..config.quantities import Duration, microseconds, seconds
 from ..errors import LockedError
 from ..format.batch import Batch, stored_header
-from ..log.history import HistoryPoint, compare_history
+from ..log.history import SET_BACK, HistoryPoint, compare_history
 from ..system.clock import SYSTEM
 from ..system.not_copyable import NotCopyable
 from ..topic import Topic
 from .tally import merged, tallies
-from .trail import LOG, SET_BACK, Entry, entries, logs_of, publish
+from .trail import LOG, Entry, entries, logs_of, publish
 
 logger = logging.getLogger("loglib")
 WINDOW = timedelta(minutes=10)

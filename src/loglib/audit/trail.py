@@ -28,13 +28,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import CorruptLogError
-from ..log.history import AHEAD, BESIDE, HistoryPoint, compare_history
+from ..log.history import SET_BACK, HistoryPoint, compare_history
 from ..log.log import Log
 from ..topic import Topic
 from .tally import Tally, Windows
 
 LOG = "log"  # the tier of what is in the log itself
-SET_BACK = (BESIDE, AHEAD)  # relations of a trail to a log that was set back: all counted records were flushed
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 

@@ -490,11 +490,10 @@ class Taking(NotCopyable):
         """Make durable what was settled, and of which log. Synced."""
         if self.is_unsynced:
             fresh = self.acks.state.fresh
-            if fresh > self.acks.state.passed[0]:
-                end, chain = self.records.none_before_in_batch(fresh)
+            end, chain = self.records.none_before_in_batch(fresh)
+            if chain and fresh > self.acks.state.passed[0]:
                 with suppress(LogError):  # a later one says it
-                    if chain:
-                        self.acks.append([self.acks.encode(PASS, moment=chain, offset=end)])
+                    self.acks.append([self.acks.encode(PASS, moment=chain, offset=end)])
             self.acks.sync()
             self.is_unsynced = False
 

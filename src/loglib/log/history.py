@@ -29,6 +29,7 @@ from ..segment import SegmentHeader, read_segment_header
 from .log import Log
 
 SAME, AHEAD, TOO_OLD, BESIDE, FOREIGN = "same", "ahead", "too old", "beside", "foreign"
+SET_BACK = (BESIDE, AHEAD)  # of a history of flushed records: the log was set back
 
 
 class HistoryPoint(NamedTuple):

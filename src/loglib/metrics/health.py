@@ -17,7 +17,7 @@ from ..errors import LogError, OffsetOutOfRangeError
 from ..groups.administration import lost_places
 from ..groups.directory import followed_groups
 from ..log import copy_role
-from ..log.history import AHEAD, BESIDE, compare_history, point_at
+from ..log.history import SET_BACK, compare_history, point_at
 from ..log.lag import Lag, total_lag
 from ..log.log import Log
 from ..retention import Space
@@ -114,7 +114,7 @@ def _mirror(topic: Topic, source: str) -> CopyState:
 def _is_beside(copy: Log, source: Log) -> bool:
     """True if the copy has records that its source does not have."""
     with suppress(OffsetOutOfRangeError):  # retention has just dropped the end of the copy
-        return compare_history([point_at(copy, copy.mark().flushed_end)], source).relation in (BESIDE, AHEAD)
+        return compare_history([point_at(copy, copy.mark().flushed_end)], source).relation in SET_BACK
     return False
 
 
