@@ -191,3 +191,25 @@ def test_unreadable_file_of_a_group_that_is_kept_elsewhere_is_not_replaced(tmp_p
     (views / "groups/etl").write_text("nothing")
     with pytest.raises(GroupElsewhereError, match="with topic another"):
         handle(clicks, views)
+
+
+def test_group_continues_in_a_backup_without_empty_directories(tmp_path: Path) -> None:
+    """Tools that copy files to an object store, or into an archive, leave directories out in which no file is."""
+    path = make(tmp_path / "orders")
+    assert handle(path, most=5) == [("orders", number) for number in range(5)]
+    for name in "members", "owners":
+        shutil.rmtree(path / "groups" / "etl" / name)
+    with Topic.open(path, mode="r") as topic:
+        assert topic.group_info("etl").members == {} and topic.stats().lag["etl"][0].bytes == 0
+        assert topic.reset_group("etl", {0: 0})[0].after == 0
+    shutil.rmtree(path / "groups" / "etl" / "members")
+    assert handle(path) == [("orders", number) for number in range(5)]
+    more(path, b"5")
+    shutil.rmtree(path / "groups" / "etl" / "members")
+    with Topic.open(path, mode="r") as topic, topic.group("etl") as group:
+        assert list(topic.group_info("etl").members) == [group.member]
+        assert [record.value for record in group.follow(timeout=0.0)] == [b"5"]
+    shutil.rmtree(path / "groups" / "etl" / "members")
+    with Topic.open(path, mode="r") as topic:
+        topic.delete_group("etl")
+        assert topic.groups() == []

@@ -16,7 +16,7 @@ from shared_jobs import RECORDS, die, only, taken, values, with_records
 from conftest import UnsyncedFiles, needs_root
 from loglib import LockedError, LogMovedError, Topic, testing
 from loglib.copies import mirror, promote
-from loglib.errors import NotLeaderError
+from loglib.errors import CorruptLogError, GroupNotFoundError, NotLeaderError
 from loglib.groups.lock_file import LockFile
 from loglib.jobs import members
 from loglib.jobs.directory import share_names
@@ -222,3 +222,45 @@ def test_member_ends_when_a_promotion_has_superseded_its_topic(open_topic: Open,
         with pytest.raises(NotLeaderError):
             while share.take(5.0) is not None:
                 share._look_at = 0.0  # else for half a second
+
+
+def test_share_continues_in_a_backup_without_empty_directories(topic: Topic) -> None:
+    """Tools that copy files to an object store, or into an archive, leave directories out in which no file is."""
+    with topic.share("mail") as share:
+        taken(share, 1)[0].accept()
+    directory = Path(topic.path, "shares", "mail")
+    (directory / "members").rmdir()
+    assert topic.share_info("mail").members == {} and not topic.stats().damaged
+    with topic.share("mail") as share:
+        assert list(topic.share_info("mail").members) == [share.member]
+        assert len(values(share)) == RECORDS - 1
+    (directory / "members").rmdir()
+    topic.delete_share("mail")
+    assert topic.shares() == []
+
+
+def test_share_that_has_lost_its_settings_is_damaged(topic: Topic) -> None:
+    topic.share("mail").close()
+    settings = Path(topic.path, "shares", "mail", "share.json")
+    settings.unlink()
+    with pytest.raises(CorruptLogError, match="share.json"):
+        topic.share_info("mail")
+    assert [each.path for each in topic.stats().damaged] == [str(settings)]
+    topic.delete_share("mail")
+    assert topic.shares() == []
+    with pytest.raises(GroupNotFoundError):
+        topic.share_info("mail")
+
+
+def test_share_that_is_deleted_during_a_look_is_not_damaged(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic.share("mail").close()
+    look = members.live_members
+
+    def delete(*arguments: Any, **keywords: Any) -> list[members.Member]:
+        monkeypatch.undo()
+        topic.delete_share("mail")
+        return look(*arguments, **keywords)
+
+    monkeypatch.setattr("loglib.jobs.administration.live_members", delete)
+    with pytest.raises(GroupNotFoundError):
+        topic.share_info("mail")

@@ -77,18 +77,18 @@ def put_whole(
     """
     if os.path.basename(path).startswith("."):
         raise ValueError(f"{os.path.basename(path)!r} begins with a dot: nothing of this name would be listed")
-    make_parent(files, os.path.dirname(path), permissions)
+    make_subdirectory(files, os.path.dirname(path), permissions)
     aside = new_aside(files, path)
     if not put_in_place(files, aside, path, lambda: build(aside)) and not exists():
         raise LogError(f"{path} is a directory of something else; move it away, or choose another name")
 
 
-def make_parent(files: Files, parent: str, permissions: int) -> None:
-    """Make the subdirectory of a topic's directory that has its groups, or its shares."""
-    if not files.exists(parent):
-        _check_here(files, os.path.dirname(parent))
+def make_subdirectory(files: Files, path: str, permissions: int) -> None:
+    """Make a subdirectory of a topic, a group or a share, unless it is there. `LogMovedError` if it has no parent."""
+    if not files.exists(path):
+        _check_here(files, os.path.dirname(path))
         with suppress(FileExistsError):  # another member has made it
-            files.make_directory(parent, permissions)
+            files.make_directory(path, permissions)
 
 
 def followed_groups(files: Files, topic_path: str) -> list[str]:
@@ -289,6 +289,8 @@ class GroupDirectory(NamedTuple):
         self.check_role()
         if not self.exists():
             put_whole(files, self.path, self.permissions, self._build, self.exists)
+        for each in (self.members, self.owners):  # a copy of the group may lack them
+            make_subdirectory(files, each, self.permissions)
         files.sync_directory(self.topic_path)
         files.sync_directory(parent)
         for path in self.other_paths:
@@ -315,7 +317,7 @@ class GroupDirectory(NamedTuple):
             raise GroupElsewhereError(path, self.name, old.topic)
         try:
             if old != pointer and not (files.exists(path) and files.is_directory(path)):
-                make_parent(files, parent, self.permissions)
+                make_subdirectory(files, parent, self.permissions)
                 aside = new_aside(files, path)
                 files.write_new(aside, json.dumps(pointer._asdict()).encode(), readable_by_all(self.permissions))
                 with suppress(IsADirectoryError):  # another process has made a group of this name there

@@ -85,6 +85,17 @@ def _open(files: Files, path: str, permissions: int) -> int:
             return files.create(path, permissions)
 
 
+def names_of_files(files: Files, directory: str) -> list[str]:
+    """The names in a directory of lock files; none if it is missing.
+
+    It is empty while no process lives, and tools that copy files to an object store, say, copy no empty directory.
+    """
+    try:
+        return files.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
 def read_if_held(files: Files, path: str, *, remove: bool = False, within: Directory | None = None) -> str | None:
     """The text of the file if a process holds it, else None. With `remove` a file that is not held is removed.
 

@@ -30,7 +30,7 @@ from ..config.policies import NAME
 from ..errors import CorruptLogError, GroupMismatchError, LockedError
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
-from .lock_file import LockFile, read_if_held
+from .lock_file import LockFile, names_of_files, read_if_held
 
 logger = logging.getLogger("loglib")
 
@@ -111,7 +111,7 @@ def live_members(files: Files, directory: str, *, known: str | None = None, remo
     With `remove` the files of dead members are removed.
     """
     members: dict[str, Member] = {}
-    for name in sorted(filter(NAME.fullmatch, files.listdir(directory))):
+    for name in sorted(filter(NAME.fullmatch, names_of_files(files, directory))):
         if name == known:
             members[name] = Member()
             continue

@@ -27,7 +27,7 @@ from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from .assignment import TopicPartition
 from .commit_log import LogPartition
-from .lock_file import MOST_BYTES, LockFile, read_if_held, readable_by_all
+from .lock_file import MOST_BYTES, LockFile, names_of_files, read_if_held, readable_by_all
 
 
 class Owner(NamedTuple):
@@ -123,7 +123,7 @@ class Ownership(NotCopyable):
 
 def owned_partitions(files: Files, directory: str) -> list[LogPartition]:
     """All partitions of all topics that ever had an owner."""
-    matches = map(_OWNED.fullmatch, files.listdir(directory))
+    matches = map(_OWNED.fullmatch, names_of_files(files, directory))
     return sorted(LogPartition(bytes.fromhex(each[1]), int(each[2])) for each in matches if each)
 
 

@@ -68,8 +68,16 @@ class ShareInfo(NamedTuple):
 
 
 def inspect(directory: ShareDirectory) -> ShareInfo:
-    """Look at a share. `GroupNotFoundError` if there is none."""
+    """Look at a share. `GroupNotFoundError` if there is none, `CorruptLogError` if it is damaged."""
     directory.require()
+    try:
+        return _inspect(directory)
+    except CorruptLogError:
+        directory.require()  # a share that was just deleted is not damaged
+        raise
+
+
+def _inspect(directory: ShareDirectory) -> ShareInfo:
     members = live_members(directory.files, directory.members)
     names = {member.number: member.name for member in members}
     partitions = {}
@@ -167,8 +175,8 @@ def delete(directory: ShareDirectory) -> None:
     """Delete a share, also with a damaged file. `GroupBusyError` if it has members, `GroupNotFoundError` without it."""
     directory.require()
     directory.check_role()
-    _check_no_members(directory)
     try:
+        _check_no_members(directory)
         _resolve(directory)
     except CorruptLogError as error:  # what transactions are to settle is not known; whoever applies them logs it
         logger.warning("share %s is deleted with a damaged file: %s", directory.name, error)

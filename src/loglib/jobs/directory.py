@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..config.arguments import check_count, check_names
 from ..errors import CorruptLogError, GroupNotFoundError, ShareMismatchError, ShareReplacedError
 from ..format import checked_json
-from ..groups.directory import ALL, GROUPS, names_in, put_whole
+from ..groups.directory import ALL, GROUPS, make_subdirectory, names_in, put_whole
 from ..log import copy_role
 from ..log.log import Log
 from ..log.lookup import StartLike, resolve, starts_of
@@ -126,9 +126,9 @@ class ShareDirectory(NamedTuple):
         return self.files.exists(os.path.join(self.path, _SETTINGS))
 
     def require(self) -> None:
-        """`GroupNotFoundError` if the share does not exist."""
+        """`GroupNotFoundError` if the share does not exist. One that has lost a file, or its settings, does."""
         check_names(self.name)
-        if not self.exists():
+        if not self.files.exists(self.path):
             raise GroupNotFoundError(self.topic_path, self.name, share_names(self.files, self.topic_path), "share")
 
     def check_role(self) -> None:
@@ -210,6 +210,7 @@ class ShareDirectory(NamedTuple):
             put_whole(
                 files, self.path, self.permissions, lambda aside: self._build(aside, starts, settings), self.exists
             )  # fmt: skip
+        make_subdirectory(files, self.members, self.permissions)  # a copy of the share may lack it
         files.sync_directory(self.topic_path)
         files.sync_directory(parent)
         self.check_same(given)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ..config.arguments import check_names
 from ..errors import CorruptLogError, LockedError
-from ..groups.lock_file import LockFile, read_if_held
+from ..groups.lock_file import LockFile, names_of_files, read_if_held
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 
@@ -116,7 +116,7 @@ def is_dead(files: Files, directory: str, number: int) -> bool:
 def live_members(files: Files, directory: str, *, remove: bool = False) -> list[Member]:
     """The living members, in order of their names. With `remove` the files of dead ones are removed."""
     members: list[Member] = []
-    for name in filter(_NUMBER.fullmatch, files.listdir(directory)):
+    for name in filter(_NUMBER.fullmatch, names_of_files(files, directory)):
         try:
             text = read_if_held(files, os.path.join(directory, name), remove=remove)
         except PermissionError:
