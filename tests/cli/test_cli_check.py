@@ -428,3 +428,15 @@ def test_names_cannot_move_the_cursor(cli: Cli, tmp_path: Path) -> None:
     made(path)
     done = cli("check", path)
     assert done.code == 0 and "\x1b" not in done.output
+
+
+def test_all_lines_name_the_topic_as_the_command_did(
+    cli: Cli, orders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Looks at the open topic, and looks at its figures, have one name for it."""
+    late(orders)
+    spoil(orders / "0000" / "watermark", 20)
+    monkeypatch.chdir(orders.parent)
+    found = cli("check", orders.name, "--writer", "--max-age", "1us", "--max-lag-bytes", "1", "--json")
+    assert {each["kind"] for each in found.objects} >= {"damage", "writer", "lag"}
+    assert {each["topic"] for each in found.objects} == {orders.name}

@@ -83,6 +83,17 @@ def test_mirror_says_what_it_has_copied(cli: Cli, clicks: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("unmeasured")
+def test_mirror_prints_the_size_of_the_copy(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    """Not how far its offsets go: retention may have dropped what is before."""
+    cli("seal", clicks)
+    with Topic.open(clicks) as topic:
+        topic.append(b"one more", partition=0, sync=True)
+    assert cli("delete-before", clicks, "end", "--yes").code == 0
+    (listed,) = cli("ls", clicks.parent, "--json").objects
+    done = cli("mirror", clicks, tmp_path / "copy")
+    assert f": {listed['size_bytes']:,} bytes in 2 partitions" in done.output
+
+
 def test_mirror_follows_until_it_is_interrupted(clicks: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loglib", "mirror", str(clicks), str(tmp_path / "copy"), "--follow"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -86,7 +86,7 @@ def test_repair_says_what_it_does_and_asks(cli: Cli, clicks: Path) -> None:
     printed = cli("cat", clicks)
     assert printed.code == 1 and "a gap that a repair has declared" in printed.errors
     assert printed.output == "value 1\nvalue 3\nvalue 5\n"
-    assert cli("repair", clicks.parent / "nothing").code == 3
+    assert cli("repair", clicks.parent / "nothing").code == 2
 
 
 def test_gaps_that_are_accepted_end_checks_with_code_0_and_are_listed(cli: Cli, clicks: Path, tmp_path: Path) -> None:
@@ -177,3 +177,49 @@ def test_heal_and_scrub_say_what_they_do(cli: Cli, clicks: Path, tmp_path: Path)
     (done,) = cli("scrub", clicks, "--donor", copy, "--json").objects
     assert done["healing"]["healed"][0]["offsets"] and not done["healing"]["verified"]["damage"]
     assert cli("heal", clicks).code == 2 and cli("heal", clicks, "--from", clicks).code == 3
+
+
+# --- directories -------------------------------------------------------------------------------------------
+
+
+def test_topic_that_does_not_open_hides_no_other_one(cli: Cli, clicks: Path) -> None:
+    """It is named, its exit code counts, and the topics before and after it are shown."""
+    with Topic.open(clicks, mode="r") as topic:
+        topic.reset_group("etl", "begin")
+        topic.share("mail").close()
+    for name in "aaa", "zzz":
+        cli("create", clicks.parent / name)
+    spoil(clicks.parent / "aaa" / "topic.json", 20)
+    (clicks.parent / "zzz" / "0000" / "watermark").unlink()
+    (clicks.parent / "zzz" / "0000" / "00000000000000000000.log").unlink()
+    shown = {"verify": "topic", "info": "path", "groups": "group", "lag": "group", "share ls": "share"}
+    for verb, name in shown.items():
+        done = cli(*verb.split(), clicks.parent, "--json")
+        assert {os.path.basename(each[name]) for each in done.objects} & {"clicks", "etl", "mail"}, verb
+        assert done.code == 1 and "aaa" in done.errors, verb
+    alone = cli("info", clicks.parent / "aaa", "--json")
+    assert alone.code == 1 and alone.output == "" and "aaa" in alone.errors
+
+
+def test_lag_of_one_group_of_a_directory_needs_one_topic_that_has_it(cli: Cli, clicks: Path) -> None:
+    with Topic.open(clicks, mode="r") as topic:
+        topic.reset_group("etl", "begin")
+    cli("create", clicks.parent / "other")
+    found = cli("lag", clicks.parent, "etl", "--json")
+    assert {each["topic"] for each in found.objects} == {"clicks"} and (found.code, found.errors) == (0, "")
+    missing = cli("lag", clicks.parent, "none", "--json")
+    assert (missing.code, missing.output) == (3, "") and "no topic" in missing.errors and "none" in missing.errors
+    assert cli("lag", clicks.parent / "other", "etl").code == 3
+
+
+def test_path_without_a_topic_is_a_wrong_command(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for path in empty, tmp_path / "nothing":
+        for arguments in ("repair", path), ("heal", path, "--from", clicks), ("scrub", path):
+            done = cli(*arguments)
+            assert done.code == 2 and "has no topic" in done.errors, arguments
+    assert cli("ls", tmp_path / "nothing").code == 2
+    assert "directory of topics" in cli("scrub", clicks.parent).errors
+    (clicks / "topic.json").unlink()  # a topic all the same
+    assert cli("repair", clicks, "--yes").code == 0

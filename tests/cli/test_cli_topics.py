@@ -1,7 +1,9 @@
 """Commands for topics and groups: they make, list, describe, change, delete, reset, and apply retention."""
 
 import errno
+import io
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from commands import Cli, holding, started
 
 import loglib
-from conftest import interrupted, run_python
+from conftest import interrupted, run_python, tree
 from loglib import Retention, Topic
 from loglib.system.files import Files
 
@@ -45,7 +47,7 @@ def test_topics_of_a_directory_are_listed(cli: Cli, clicks: Path) -> None:
     assert "topic.json" in listed[0]["error"]
     assert "clicks" in cli("ls", clicks.parent).output
     nowhere = cli("ls", clicks.parent / "nowhere")
-    assert nowhere.code == 3 and "No such file or directory" in nowhere.errors
+    assert nowhere.code == 2 and "does not exist" in nowhere.errors
 
 
 def test_topic_has_one_size_in_all_commands(cli: Cli, clicks: Path) -> None:
@@ -297,3 +299,21 @@ def test_topic_of_many_partitions_is_created_with_few_descriptors(tmp_path: Path
     )
     with Topic.open(tmp_path / "wide", mode="r") as topic:
         assert len(topic.partitions) == 200
+
+
+class _Person(io.StringIO):
+    """A person at a terminal, who answers."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_question_that_is_answered_with_no_changes_nothing(
+    cli: Cli, clicks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    before = tree(clicks)
+    monkeypatch.setattr(sys, "stdin", _Person("n\n"))
+    done = cli("delete", clicks)
+    assert done.code == 3 and "nothing was changed" in done.errors and tree(clicks) == before
+    monkeypatch.setattr(sys, "stdin", _Person("y\n"))
+    assert cli("delete", clicks).code == 0 and not clicks.exists()

@@ -25,6 +25,7 @@ from ..topic import Topic
 from ..transactions.repair_store import is_store
 from ..transactions.store import STORE
 
+_PARTITION = re.compile(r"[0-9]{4}")  # the name of a partition's directory
 _LEAST_AGE = timedelta(minutes=1)  # passes of retention run once a minute
 
 T = TypeVar("T")
@@ -81,11 +82,21 @@ class _Topic(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = os.fsdecode(super().convert(value, param, ctx))
         _refuse_uri(path)
-        if not topic_file.exists(REAL, path):
+        if not self._is_here(path):
             names = ", ".join(catalog.names(REAL, path))
             found = f"is a directory of topics, not a topic: {names}" if names else "has no topic"
             self.fail(f"{value} {found}", param, ctx)
         return path
+
+    def _is_here(self, path: str) -> bool:
+        return topic_file.exists(REAL, path)
+
+
+class _Mendable(_Topic):
+    """The directory of a topic, which may have lost its description, or of a store of transactions."""
+
+    def _is_here(self, path: str) -> bool:
+        return super()._is_here(path) or is_store(REAL, path) or has_partitions(path)
 
 
 class _Source(_Topic):
@@ -110,7 +121,8 @@ SIZE, DURATION = Parsed("size", parse_size), Parsed("duration", parse_duration)
 NAMES, START = Parsed("names|none", _names), Parsed("start", _start)
 REGEX = Parsed("regex", _regex)
 ADDRESS = Parsed("host:port", _address)
-DIRECTORY, TOPIC, SOURCE = (kind(file_okay=False) for kind in (click.Path, _Topic, _Source))
+DIRECTORY, TOPIC, MENDABLE, SOURCE = (kind(file_okay=False) for kind in (click.Path, _Topic, _Mendable, _Source))
+EXISTING = click.Path(exists=True, file_okay=False)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs.")
 dry_run = click.option("--dry-run", is_flag=True, help="Only print what would be done.")
@@ -147,6 +159,14 @@ def topic_paths(path: str) -> list[str]:
     return [os.path.join(path, name) for name in names]
 
 
+def has_partitions(path: str) -> bool:
+    """True if the directory is that of a topic, perhaps of one that has lost its description."""
+    try:
+        return any(map(_PARTITION.fullmatch, REAL.listdir(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def stores_of(path: str) -> list[str]:
     """The store of transactions at a path, or in that directory of topics; an empty list if there is none."""
     return [each for each in (path, os.path.join(path, STORE)) if is_store(REAL, each)][:1]
@@ -178,7 +198,8 @@ def confirmed(what: str, *, yes: bool, can_try: bool = True) -> None:
     if not sys.stdin.isatty():
         trial = ", or --dry-run to see what would happen" if can_try else ""
         raise click.UsageError(f"{what} Give --yes to do it{trial}")
-    click.confirm(what, abort=True, err=True)
+    if not click.confirm(what, err=True):
+        raise click.ClickException("nothing was changed")
 
 
 def confirm_limits(policies: Mapping[str, Any], *, yes: bool) -> None:

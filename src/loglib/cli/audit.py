@@ -9,7 +9,8 @@ import click
 
 from ..audit import TRAIL, Balance, Tally, balance
 from .arguments import DIRECTORY, DURATION, as_json
-from .output import DAMAGED, note, print_each, when
+from .ending import DAMAGED
+from .output import note, print_each, when
 
 
 @click.command()

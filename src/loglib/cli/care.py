@@ -17,8 +17,9 @@ from ..system.files import REAL
 from ..topic import Topic
 from ..transactions.repair_store import is_store, verify_store
 from ..transactions.repair_store import repair as repair_path
-from .arguments import DIRECTORY, as_json, confirmed, dry_run, rate_option, stores_of, topic_paths, yes
-from .output import DAMAGED, bar, listed_facts, note, print_json, refused, sized
+from .arguments import DIRECTORY, MENDABLE, as_json, confirmed, dry_run, rate_option, stores_of, topic_paths, yes
+from .ending import DAMAGED, each_of
+from .output import bar, listed_facts, note, print_json, refused, sized
 
 
 @click.command()
@@ -31,24 +32,33 @@ def verify(topics: tuple[str, ...], as_json: bool) -> int:
     `loglib repair --accept` accepts their loss. The store of transactions, `.transactions`, is checked with the topics
     of its directory, or alone.
     """
-    damaged = False
-    for path in [each for one in topics for each in stores_of(one)]:
-        report = verify_store(REAL, path)
-        damaged |= bool(report.damage)
-        if as_json:
-            print_json({"store": path, **_verified_facts(report)})
-        else:
-            click.echo(f"{path}: a store of transactions: {len(report.damage) or 'no'} damage")
-            _print_lines(report.damage)
-    for path in [each for one in topics if not is_store(REAL, one) for each in topic_paths(one)]:
-        with Topic.open(path, mode="r") as topic, bar(path) as progress:
-            report = topic.verify(progress=progress)
-        damaged |= not report.is_whole
-        if as_json:
-            print_json({"topic": path, **_verified_facts(report)})
-        else:
-            _print_verified(path, report)
-    return DAMAGED if damaged else 0
+    stores = [each for one in topics for each in stores_of(one)]
+    paths = [each for one in topics if not is_store(REAL, one) for each in topic_paths(one)]
+
+    def look(path: str) -> int:
+        return (_verify_store if path in stores else _verify_topic)(path, as_json=as_json)
+
+    return each_of([*stores, *paths], look)
+
+
+def _verify_store(path: str, *, as_json: bool) -> int:
+    report = verify_store(REAL, path)
+    if as_json:
+        print_json({"store": path, **_verified_facts(report)})
+    else:
+        click.echo(f"{path}: a store of transactions: {len(report.damage) or 'no'} damage")
+        _print_lines(report.damage)
+    return DAMAGED if report.damage else 0
+
+
+def _verify_topic(path: str, *, as_json: bool) -> int:
+    with Topic.open(path, mode="r") as topic, bar(path) as progress:
+        report = topic.verify(progress=progress)
+    if as_json:
+        print_json({"topic": path, **_verified_facts(report)})
+    else:
+        _print_verified(path, report)
+    return 0 if report.is_whole else DAMAGED
 
 
 def _print_verified(path: str, report: VerifyReport) -> None:
@@ -70,7 +80,7 @@ def _verified_facts(report: VerifyReport) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("topic", type=DIRECTORY)
+@click.argument("topic", type=MENDABLE)
 @click.option("--accept", is_flag=True, help="Also accept the loss of all gaps: they are listed, and end `verify`, "
               "`scrub` and `heal` with exit code 0 from now on.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only print what would be done. Exit code 1 if anything is to be done.")
@@ -120,7 +130,7 @@ def _print_all(path: str, done: Iterable[object], verb: str) -> None:
 
 
 @click.command()
-@click.argument("topic", type=DIRECTORY)
+@click.argument("topic", type=MENDABLE)
 @click.option("--from", "donors", type=DIRECTORY, multiple=True, required=True, help="Another copy; may be repeated.")
 @dry_run
 @as_json
@@ -143,7 +153,7 @@ def heal(topic: str, donors: tuple[str, ...], dry_run: bool, as_json: bool) -> i
 
 
 @click.command()
-@click.argument("topic", type=DIRECTORY)
+@click.argument("topic", type=MENDABLE)
 @rate_option("--rate", help="Read at most this many megabytes per second.")
 @click.option("--donor", "donors", type=DIRECTORY, multiple=True, help="Heal from this copy; may be repeated.")
 @as_json

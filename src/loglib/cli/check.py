@@ -28,21 +28,19 @@ from ..metrics.health import copies_of, lost_places_of, rooms_of, writers_of
 from ..system.failures import told
 from ..topic import Topic
 from .arguments import DURATION, SIZE, Parsed, as_json, topic_paths
-from .output import DAMAGED, age, print_json, safe, sized
+from .ending import DAMAGED, FAILED, GRAVITY, WRONG
+from .output import age, print_json, safe, sized
 
-_MISSING, _UNKNOWN = 2, 3
-_GRAVITY = (DAMAGED, _MISSING, _UNKNOWN, 0)  # the exit code of several lines is the first of these that one has
 _COPY_LAG_S = 60.0  # of a copy without --max-lag: one that is left out comes back within seconds, if it can
 _AHEAD_S = 60.0  # clocks of two hosts may differ by this without a word
 
 
 class Finding(NamedTuple):
-    """One line of a check."""
+    """One line of a check of a topic."""
 
     code: int
     # "damage", "missing", "unknown", "free", "age", "writer", "copy", "lag", "unsettled"; "ok" for a topic without one
     kind: str
-    topic: str  # its path
     text: str
     facts: dict[str, Any]
 
@@ -98,23 +96,23 @@ def check(
     durations = (max_lag, max_age, max_unsettled_age)
     lag_s, age_s, unsettled_s = (None if each is None else each.total_seconds() for each in durations)
     limits = Limits(lag_s, max_lag_bytes, groups, set(), min_free, age_s, writer, unsettled_s)
-    found = [each for given in topics for path in _paths(given) for each in _of_topic(path, limits)]
-    where = ", ".join(topics)
-    found += [Finding(DAMAGED, "lag", where, f"there is no group and no share {each}", {"group": each})
-              for each in groups if each not in limits.seen]  # fmt: skip
+    found = [(path, each) for given in topics for path in _paths(given) for each in _of_topic(path, limits)]
+    missing = [each for each in groups if each not in limits.seen]
+    found += [(", ".join(topics), Finding(DAMAGED, "lag", f"there is no group and no share {each}", {"group": each}))
+              for each in missing]  # fmt: skip
     # Nagios shows the first line alone.
-    found.sort(key=lambda each: _GRAVITY.index(each.code))
-    for each in found:
+    found.sort(key=lambda each: GRAVITY.index(each[1].code))
+    for where, each in found:
         if each.code or not quiet:
-            _print(each, as_json=as_json)
-    return found[0].code if found else 0
+            _print(where, each, as_json=as_json)
+    return found[0][1].code if found else 0
 
 
-def _print(found: Finding, *, as_json: bool) -> None:
+def _print(where: str, found: Finding, *, as_json: bool) -> None:
     if as_json:
-        print_json({"kind": found.kind, "topic": found.topic, **found.facts, "text": found.text})
+        print_json({"kind": found.kind, "topic": where, **found.facts, "text": found.text})
     else:
-        click.echo(f"{found.kind}: {safe(found.topic)}: {safe(found.text)}")
+        click.echo(f"{found.kind}: {safe(where)}: {safe(found.text)}")
 
 
 def _paths(given: str) -> list[str]:
@@ -134,43 +132,43 @@ def _of_topic(path: str, limits: Limits) -> list[Finding]:
     try:
         topic = Topic.open(path, mode="r")
     except (LogError, OSError, ValueError) as error:
-        return [_failure(path, error)]
+        return [_failure(error)]
     with topic:
         try:
             stats = topic.stats()
-            found = [_failure(path, error) for error in stats.damaged]
+            found = [_failure(error) for error in stats.damaged]
         except (LogError, OSError) as error:  # lag and age cannot be told; damage and the rest can
-            stats, found = None, [_failure(path, error)]
+            stats, found = None, [_failure(error)]
         looks: list[Callable[[], Iterator[Finding]]] = [
             lambda: _damage(topic), lambda: _copies(topic, limits), lambda: _room(topic, limits),
             lambda: _writers(topic, limits), lambda: _lost_places(topic, limits),
         ]  # fmt: skip
         if stats is not None:
             looks += [
-                lambda: _age(topic, stats, limits), lambda: _lag(path, stats, limits),
-                lambda: _shares(path, stats, limits),
+                lambda: _age(topic, stats, limits), lambda: _lag(stats, limits),
+                lambda: _shares(stats, limits),
             ]  # fmt: skip
         for look in looks:
             try:
                 found += look()
             except (LogError, OSError) as error:
-                found.append(_failure(path, error))
+                found.append(_failure(error))
         if stats is not None and not found:
-            return [_well(path, stats)]
+            return [_well(stats)]
         return list({(each.kind, each.text): each for each in found}.values())  # several looks may meet one fault
 
 
-def _failure(path: str, error: Exception) -> Finding:
+def _failure(error: Exception) -> Finding:
     """The line for a look that an error has ended."""
     if isinstance(error, CorruptLogError):
         facts = {"path": error.path, "file_position": error.file_position}
-        return Finding(DAMAGED, "damage", path, f"{error}", facts)
+        return Finding(DAMAGED, "damage", f"{error}", facts)
     if isinstance(error, FileNotFoundError | NotADirectoryError | LogMovedError):
-        return Finding(_MISSING, "missing", path, "no topic is there", {})
-    return Finding(_UNKNOWN, "unknown", path, told(error), {})
+        return Finding(WRONG, "missing", "no topic is there", {})
+    return Finding(FAILED, "unknown", told(error), {})
 
 
-def _well(path: str, stats: TopicStats) -> Finding:
+def _well(stats: TopicStats) -> Finding:
     lags = [each for found in stats.lag.values() for each in found.values()]
     lags += [each.lag for share in stats.shares.values() for each in share.partitions.values()]
     lag_s = max((each.seconds for each in lags), default=0.0)
@@ -181,7 +179,7 @@ def _well(path: str, stats: TopicStats) -> Finding:
         "partitions": count, "size_bytes": stats.size_bytes, "newest_us": stats.newest,
         "lag_seconds": lag_s,
     }  # fmt: skip
-    return Finding(0, "ok", path, text, facts)
+    return Finding(0, "ok", text, facts)
 
 
 def _seconds_since(time_us: int) -> float:
@@ -194,7 +192,7 @@ def _seconds_since(time_us: int) -> float:
 def _damage(topic: Topic) -> Iterator[Finding]:
     for each in topic.verify(tail_only=True).damage:
         facts = {"partition": each.partition, "path": each.path, "file_position": each.file_position}
-        yield Finding(DAMAGED, "damage", topic.path, str(each), facts)
+        yield Finding(DAMAGED, "damage", str(each), facts)
 
 
 def _copies(topic: Topic, limits: Limits) -> Iterator[Finding]:
@@ -202,11 +200,11 @@ def _copies(topic: Topic, limits: Limits) -> Iterator[Finding]:
     for each in copies_of(topic):
         facts: dict[str, Any] = {"copy": each.path}
         if each.lag is None:
-            yield Finding(DAMAGED, "copy", topic.path, f"{each.path} is left out: {each.error}", facts)
+            yield Finding(DAMAGED, "copy", f"{each.path} is left out: {each.error}", facts)
         elif each.lag.seconds > limit_s:
             text = f"{each.path} {_lagging(each.lag.seconds, limit_s)}; it lacks {sized(each.lag.bytes)}"
             facts |= {"lag_bytes": each.lag.bytes, "lag_seconds": each.lag.seconds, "limit_seconds": limit_s}
-            yield Finding(DAMAGED, "copy", topic.path, text, facts)
+            yield Finding(DAMAGED, "copy", text, facts)
 
 
 def _room(topic: Topic, limits: Limits) -> Iterator[Finding]:
@@ -218,7 +216,7 @@ def _room(topic: Topic, limits: Limits) -> Iterator[Finding]:
         if room.free < limit:
             text = f"{sized(room.free)} of {sized(room.total)} are free for {path}, at least {sized(limit)} are wanted"
             facts = {"path": path, "free_bytes": room.free, "total_bytes": room.total, "limit_bytes": limit}
-            yield Finding(DAMAGED, "free", topic.path, text, facts)
+            yield Finding(DAMAGED, "free", text, facts)
 
 
 def _writers(topic: Topic, limits: Limits) -> Iterator[Finding]:
@@ -227,11 +225,11 @@ def _writers(topic: Topic, limits: Limits) -> Iterator[Finding]:
     writers = writers_of(topic)
     if writers is None:
         text = "this system, or this file system, does not show whether a process writes it"
-        yield Finding(_UNKNOWN, "unknown", topic.path, text, {})
+        yield Finding(FAILED, "unknown", text, {})
         return
     for number in sorted(number for number, written in writers.items() if not written):
         text = f"no process has partition {number} open for writing"
-        yield Finding(DAMAGED, "writer", topic.path, text, {"partition": number})
+        yield Finding(DAMAGED, "writer", text, {"partition": number})
 
 
 def _age(topic: Topic, stats: TopicStats, limits: Limits) -> Iterator[Finding]:
@@ -247,28 +245,28 @@ def _age(topic: Topic, stats: TopicStats, limits: Limits) -> Iterator[Finding]:
     facts = {"age_seconds": seconds, "limit_seconds": limit}
     if seconds > limit:
         text = f"{what} {age(seconds * 1e6)} old, and at most {age(limit * 1e6)} are allowed"
-        yield Finding(DAMAGED, "age", topic.path, text, facts)
+        yield Finding(DAMAGED, "age", text, facts)
     elif seconds < -_AHEAD_S:  # it would look new for ever
         text = f"{what} dated {age(-seconds * 1e6)} in the future: a clock was wrong, so its age says nothing"
-        yield Finding(DAMAGED, "age", topic.path, text, facts)
+        yield Finding(DAMAGED, "age", text, facts)
 
 
 def _lost_places(topic: Topic, limits: Limits) -> Iterator[Finding]:
     for each in lost_places_of(topic):
         if not limits.groups or each.group in limits.groups:
-            yield Finding(DAMAGED, "lag", topic.path, str(each), each._asdict())
+            yield Finding(DAMAGED, "lag", str(each), each._asdict())
 
 
-def _lag(path: str, stats: TopicStats, limits: Limits) -> Iterator[Finding]:
+def _lag(stats: TopicStats, limits: Limits) -> Iterator[Finding]:
     for group in sorted(stats.lag):
         if limits.groups and group not in limits.groups:
             continue
         limits.seen.add(group)
         for number, lag in sorted(stats.lag[group].items()):
-            yield from _too_late(path, "group", group, number, lag, limits)
+            yield from _too_late("group", group, number, lag, limits)
 
 
-def _too_late(path: str, kind: str, name: str, number: int, lag: Lag, limits: Limits) -> Iterator[Finding]:
+def _too_late(kind: str, name: str, number: int, lag: Lag, limits: Limits) -> Iterator[Finding]:
     """The line for a group, or a share, whose lag is too long in a partition."""
     texts: list[str] = []
     if limits.max_lag_s is not None and lag.seconds > limits.max_lag_s:
@@ -280,16 +278,16 @@ def _too_late(path: str, kind: str, name: str, number: int, lag: Lag, limits: Li
             kind: name, "partition": number, "lag_seconds": lag.seconds, "lag_bytes": lag.bytes,
             "limit_seconds": limits.max_lag_s, "limit_bytes": limits.max_lag_bytes,
         }  # fmt: skip
-        yield Finding(DAMAGED, "lag", path, f"{kind} {name} in partition {number} {', and '.join(texts)}", facts)
+        yield Finding(DAMAGED, "lag", f"{kind} {name} in partition {number} {', and '.join(texts)}", facts)
 
 
-def _shares(path: str, stats: TopicStats, limits: Limits) -> Iterator[Finding]:
+def _shares(stats: TopicStats, limits: Limits) -> Iterator[Finding]:
     for share in sorted(stats.shares):
         if limits.groups and share not in limits.groups:
             continue
         limits.seen.add(share)
         for number, each in sorted(stats.shares[share].partitions.items()):
-            yield from _too_late(path, "share", share, number, each.lag, limits)
+            yield from _too_late("share", share, number, each.lag, limits)
             limit = limits.max_unsettled_s
             if limit is not None and each.oldest_seconds > limit:
                 old, most = age(each.oldest_seconds * 1e6), age(limit * 1e6)
@@ -297,7 +295,7 @@ def _shares(path: str, stats: TopicStats, limits: Limits) -> Iterator[Finding]:
                 facts = {
                     "share": share, "partition": number, "age_seconds": each.oldest_seconds, "limit_seconds": limit,
                 }  # fmt: skip
-                yield Finding(DAMAGED, "unsettled", path, f"{text}, and at most {most} are allowed", facts)
+                yield Finding(DAMAGED, "unsettled", f"{text}, and at most {most} are allowed", facts)
 
 
 def _lagging(seconds: float, limit: float) -> str:

@@ -26,8 +26,10 @@ from ..copies.snapshots import snapshot as take_snapshot
 from ..errors import BrokenStreamError, LogError, UntrustedPeerError
 from ..system.clock import monotonic
 from ..system.not_copyable import NotCopyable
+from ..topic import Topic
 from .arguments import ADDRESS, DIRECTORY, TOPIC, Parsed, add_options, as_json, rate_option
 from .output import bar, note, print_json, sized
+from .topics import log_bytes
 
 
 @click.command()
@@ -91,7 +93,8 @@ def _print_report(report: MirrorReport, *, as_json: bool, to_stderr: bool = Fals
     if as_json and not to_stderr:
         print_json(report._asdict())
         return
-    sizes = f"{sized(sum(report.ends))} in {len(report.ends)} partitions, {sized(report.copied_bytes)} copied"
+    with Topic.open(report.path, mode="r") as copy:
+        sizes = f"{sized(log_bytes(copy))} in {len(report.ends)} partitions, {sized(report.copied_bytes)} copied"
     (note if to_stderr else click.echo)(f"{report.path}: {sizes}")
     for each in report.set_aside:
         note(f"the topic does not have what is now in {each}")

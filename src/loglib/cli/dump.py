@@ -24,7 +24,8 @@ from ..segment import Identity, SegmentReader, read_segment_header
 from ..system.files import REAL
 from ..topic import Topic
 from .arguments import TOPIC, as_json
-from .output import DAMAGED, print_json, record_facts, safe, sized, when
+from .ending import DAMAGED
+from .output import print_json, record_facts, safe, sized, when
 
 _FLAGS = {
     KEYS: "KEYS", NULL_VALUES: "NULL_VALUES", NULL_KEYS: "NULL_KEYS", TIMESTAMPS: "TIMESTAMPS", HEADERS: "HEADERS",

@@ -31,7 +31,8 @@ from ..offload.storage import storage_of
 from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, SOURCE, as_json, confirm_limits, yes
-from .output import DAMAGED, bar, listed_facts, note, print_json, sized
+from .ending import DAMAGED
+from .output import bar, listed_facts, note, print_json, sized
 from .policies import changes, policy_options
 
 # While records are copied, nothing is dropped, and few flushes are made.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import click
 
-from ..errors import CorruptLogError, GroupBusyError, GroupElsewhereError, LogError
+from ..errors import CorruptLogError, GroupBusyError, GroupElsewhereError, GroupNotFoundError, LogError
 from ..groups import GroupInfo, several_topics
 from ..groups.directory import GROUPS, stored_groups
 from ..log import catalog
@@ -18,27 +18,41 @@ from ..log.lag import total_lag
 from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, START, TOPIC, as_json, confirmed, dry_run, topic_paths, yes
-from .output import DAMAGED, age, is_terminal, note, print_each, safe, sized
+from .ending import DAMAGED, FAILED, each_of, fail
+from .output import age, is_terminal, note, print_each, safe, sized
 
 
-def _groups(
-    path: str, damaged: list[CorruptLogError], only: str | None = None, *, count_records: bool = False
-) -> Iterator[tuple[Topic, GroupInfo]]:
-    """The groups that are stored with the topics at a path, or `only` one of them; each with its topic.
+def _rows(
+    path: str, row: Callable[[Topic, GroupInfo], Iterable[dict[str, Any]]], only: str | None = None,
+    *, count_records: bool = False,
+) -> tuple[list[dict[str, Any]], int]:  # fmt: skip
+    """The rows of the groups that are stored with the topics at a path, or of `only` one, and the exit code.
 
-    A damaged group is left out, with a message. Its error is added to `damaged`.
+    What is damaged is left out, with a message. In a directory not every topic needs to have the group.
     """
-    for each in topic_paths(path):
+    rows: list[dict[str, Any]] = []
+    paths, missing = topic_paths(path), 0
+
+    def look(each: str) -> int:
+        nonlocal missing
+        code = 0
         with Topic.open(each, mode="r") as topic:
-            names = topic.groups() if only is None else [only]
-            for name in names:
+            for name in topic.groups() if only is None else [only]:
                 try:
-                    yield topic, topic.group_info(name, count_records=count_records)
+                    rows.extend(row(topic, topic.group_info(name, count_records=count_records)))
                 except GroupElsewhereError as error:
                     note(f"{topic.name}: {error}")
+                except GroupNotFoundError:
+                    if len(paths) == 1:
+                        raise
+                    missing += 1
                 except CorruptLogError as error:
                     note(f"{topic.name}, group {safe(name)}: {error}")
-                    damaged.append(error)
+                    code = DAMAGED
+        return code
+
+    code = each_of(paths, look)
+    return rows, fail(f"no topic in {path} has a group {only}", FAILED) if missing == len(paths) else code
 
 
 @click.command()
@@ -49,18 +63,17 @@ def groups(topic: str, as_json: bool) -> int:
 
     A damaged group is left out, with a message and exit code 1.
     """
-    damaged: list[CorruptLogError] = []
-    found = [_group_facts(*each) for each in _groups(topic, damaged)]
+    found, code = _rows(topic, _group_facts)
     if found or as_json:
         print_each(found, dict, _group_row, ["topic", "group", ">members", ">lag", ">lag time"], as_json=as_json)
-    elif not damaged:
+    elif not code:
         note("no groups")
-    return DAMAGED if damaged else 0
+    return code
 
 
-def _group_facts(topic: Topic, info: GroupInfo) -> dict[str, Any]:
+def _group_facts(topic: Topic, info: GroupInfo) -> Iterator[dict[str, Any]]:
     lag = total_lag(info.lag.values())
-    return {
+    yield {
         "topic": topic.name, "group": info.name, "members": sorted(info.members),
         "lag_bytes": lag.bytes, "lag_seconds": lag.seconds,
     }  # fmt: skip
@@ -88,14 +101,13 @@ def lag(topic: str, group: str | None, count: bool, watch: float | None, as_json
     left out, with a message and exit code 1.
     """
     while True:
-        damaged: list[CorruptLogError] = []
-        rows = [row for each in _groups(topic, damaged, group, count_records=count) for row in _lags(*each)]
+        rows, code = _rows(topic, _lags, group, count_records=count)
         if watch is not None and is_terminal() and not as_json:
             click.clear()
-        if rows or as_json or not damaged:
+        if rows or as_json or not code:
             _print_lags(rows, count=count, as_json=as_json)
         if watch is None:
-            return DAMAGED if damaged else 0
+            return code
         time.sleep(watch)
 
 

@@ -22,18 +22,16 @@ from ..config.times import to_datetime
 from ..format.display import sized
 from ..format.record import Record
 from ..system.clock import monotonic
+from .ending import FAILED
 from .streams import note
 
 __all__ = [
-    "DAMAGED", "FAILED", "Progress", "age", "bar", "bytes_fact", "is_terminal", "json_line", "listed_facts", "note",
+    "Progress", "age", "bar", "bytes_fact", "is_terminal", "json_line", "listed_facts", "note",
     "print_each", "print_json", "print_rows", "print_table", "record_facts", "refused", "safe", "sized", "when",
 ]  # fmt: skip
 
 T = TypeVar("T")
 Progress = Callable[[int, int], object]  # called with the bytes that are done, and with all
-
-DAMAGED = 1  # the exit code for damage, gaps and counts that do not add up
-FAILED = 3  # the exit code for what could not be done
 
 _BAR_AFTER_S = 1.0  # of work
 _UNITS = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s"), (1_000, "ms"))

@@ -16,12 +16,10 @@ from importlib import import_module
 import click
 
 from ..config.extras import how_to_install
-from ..errors import CorruptLogError, LogError
-from ..system.failures import told
+from ..errors import LogError
+from .ending import FAILED, WRONG, fail, fail_by
 from .signals import Ended
-from .streams import named, note
 
-_DAMAGED, _WRONG, _FAILED = 1, 2, 3
 _NO_READER = 128 + signal.SIGPIPE
 _CLICK = (click.ClickException, click.exceptions.Exit, click.Abort)
 _COMPLETE = "_LOGLIB_COMPLETE"
@@ -193,7 +191,7 @@ def run(arguments: Sequence[str]) -> int:
         message = how_to_install(error)
         if message is None:
             raise
-        return _failed(message, _FAILED)
+        return fail(message, FAILED)
     except (*_CLICK, KeyboardInterrupt, SystemExit, OSError, LogError, ValueError, MemoryError) as error:
         return _code_of(error)
 
@@ -217,24 +215,13 @@ def _code_of(error: BaseException) -> int:
         case click.Abort() | KeyboardInterrupt():
             return 128 + signal.SIGINT
         case SystemExit():  # of the completion
-            return _WRONG if error.code else 0
+            return WRONG if error.code else 0
         case click.ClickException():
             with suppress(OSError):  # standard error may fail, too
                 _hinted(error).show()
-            return _WRONG if isinstance(error, click.UsageError) else _FAILED
+            return WRONG if isinstance(error, click.UsageError) else FAILED
         case BrokenPipeError():
             return _NO_READER
-        case CorruptLogError():
-            return _failed(error, _DAMAGED)
-        case LogError() | ValueError():
-            return _failed(error, _FAILED)
-        case OSError():
-            return _failed(told(named(error)), _FAILED)
-    return _failed("there is not enough memory", _FAILED)
-
-
-def _failed(error: object, code: int) -> int:
-    with suppress(OSError):  # what was printed before comes first
-        sys.stdout.flush()
-    note(f"loglib: {error}")
-    return code
+        case LogError() | OSError() | ValueError():
+            return fail_by(error)
+    return fail("there is not enough memory", FAILED)

@@ -14,8 +14,9 @@ from ..log.reader import OnDamage, Reader
 from ..partition import Partition
 from ..topic import Topic
 from .arguments import SOURCE, START, add_options, as_json, partition_start
+from .ending import DAMAGED
 from .filters import Filter, filter_options, split_options
-from .output import DAMAGED, is_terminal, note, safe, when
+from .output import is_terminal, note, safe, when
 from .record_lines import CSV_HEAD, FORMS, to_csv, to_json
 
 _LONG = "{time}  {partition}:{offset}  {key}  {value}"

@@ -5,7 +5,6 @@ Invariant: looking joins no share and writes nothing. What changes a share asks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -17,7 +16,8 @@ from ..log.lag import Lag, total_lag
 from ..system.clock import SYSTEM
 from ..topic import Topic
 from .arguments import DIRECTORY, START, TOPIC, as_json, confirmed, dry_run, topic_paths, yes
-from .output import DAMAGED, age, note, print_each, print_json, print_table, safe, sized, when
+from .ending import DAMAGED, each_of
+from .output import age, note, print_each, print_json, print_table, safe, sized, when
 
 
 @click.group()
@@ -50,25 +50,27 @@ def list_shares(topic: str, as_json: bool) -> int:
     FREE records were begun before and come again. LAG is what no member has begun. OLDEST is the age of the oldest
     record that was begun and is not settled. A damaged share is left out, with a message and exit code 1.
     """
-    damaged: list[CorruptLogError] = []
-    found = list(_each_share(topic, damaged))
+    found: list[dict[str, Any]] = []
+    code = each_of(topic_paths(topic), lambda path: _add_shares(found, path))
     names = ["topic", "share", ">members", ">in hand", ">free", ">lag", ">lag time", ">oldest", ">accepted", ">failed"]
     if found or as_json:
         print_each(found, dict, _share_row, names, as_json=as_json)
-    elif not damaged:
+    elif not code:
         note("no shares")
-    return DAMAGED if damaged else 0
+    return code
 
 
-def _each_share(path: str, damaged: list[CorruptLogError]) -> Iterator[dict[str, Any]]:
-    for each in topic_paths(path):
-        with Topic.open(each, mode="r") as topic:
-            for name in topic.shares():
-                try:
-                    yield _share_facts(topic, topic.share_info(name))
-                except CorruptLogError as error:
-                    note(f"{topic.name}, share {safe(name)}: {error}")
-                    damaged.append(error)
+def _add_shares(found: list[dict[str, Any]], path: str) -> int:
+    """Add the shares of a topic. Returns the exit code."""
+    code = 0
+    with Topic.open(path, mode="r") as topic:
+        for name in topic.shares():
+            try:
+                found.append(_share_facts(topic, topic.share_info(name)))
+            except CorruptLogError as error:
+                note(f"{topic.name}, share {safe(name)}: {error}")
+                code = DAMAGED
+    return code
 
 
 def _share_facts(topic: Topic, info: ShareInfo) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from ..segment import parse_segment_name
 from ..system.files import REAL
 from ..transactions.repair_store import is_store
 from ..transactions.staging import STAGING
-from .arguments import DIRECTORY, as_json, stores_of, topic_paths
-from .output import FAILED, note, print_each, print_table, sized
+from .arguments import DIRECTORY, as_json, has_partitions, stores_of, topic_paths
+from .ending import FAILED
+from .output import note, print_each, print_table, sized
 
 _BLOCK_BYTES = 512  # of `st_blocks`
 _PARTITION = re.compile(r"[0-9]{4}")
@@ -104,7 +105,7 @@ def _what(inside: str) -> tuple[int | None, str]:
 
 
 def _files(look: _Look, directory: str) -> Iterator[_File]:
-    if REAL.exists(os.path.join(directory, "0000")):  # a topic, perhaps one whose description is lost
+    if has_partitions(directory):
         yield from look.topic(directory)
     elif not is_store(REAL, directory):
         for path in topic_paths(directory):

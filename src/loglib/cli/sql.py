@@ -32,7 +32,8 @@ from ..log.reader import OnDamage, Reader
 from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, as_json
-from .output import DAMAGED, bytes_fact, note, print_json, print_rows, safe
+from .ending import DAMAGED
+from .output import bytes_fact, note, print_json, print_rows, safe
 from .signals import Held
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from ..log.catalog import TopicInfo
 from ..partition import Partition
 from ..system.files import REAL
 from ..topic import Topic
-from .arguments import DIRECTORY, TOPIC, as_json, confirm_limits, confirmed, dry_run, topic_paths, yes
+from .arguments import DIRECTORY, EXISTING, TOPIC, as_json, confirm_limits, confirmed, dry_run, topic_paths, yes
+from .ending import each_of
 from .output import note, print_each, print_json, print_table, safe, sized, when
 from .policies import changes, described, differences, dropped_at_once, policy_options
 
@@ -49,7 +50,7 @@ def create(
 
 
 @click.command()
-@click.argument("directory", type=DIRECTORY, default=".")
+@click.argument("directory", type=EXISTING, default=".")
 @as_json
 def ls(directory: str, as_json: bool) -> None:
     """List the topics in a directory, or the segments of one topic."""
@@ -110,16 +111,21 @@ def _segment_row(facts: dict[str, Any]) -> tuple[object, ...]:
 @click.command()
 @click.argument("topic", type=DIRECTORY)
 @as_json
-def info(topic: str, as_json: bool) -> None:
+def info(topic: str, as_json: bool) -> int:
     """Describe a topic: its policies, partitions, times, groups and shares. A directory: each of its topics."""
-    for number, path in enumerate(topic_paths(topic)):
+    paths = topic_paths(topic)
+
+    def look(path: str) -> int:
         with Topic.open(path, mode="r") as opened:
             if as_json:
                 print_json(_facts(opened))
             else:
-                if number:
+                if path != paths[0]:
                     click.echo()
                 _describe(opened)
+        return 0
+
+    return each_of(paths, look)
 
 
 def _facts(topic: Topic) -> dict[str, Any]:
