@@ -36,6 +36,22 @@ def test_damage_is_found_by_verify_dump_and_cat(cli: Cli, clicks: Path) -> None:
     assert (passed.code, passed.output) == (1, "value 1\nvalue 3\nvalue 5\n") and "damage: " in passed.errors
 
 
+def test_tail_says_what_is_damaged_before_its_records(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    with testing.open_topic(path, **QUIET) as topic:
+        for number in range(4):
+            topic.append(b"%d" % number, sync=True)
+        offsets = [record.offset for record in topic.read("begin")]
+        place = topic.partition(0).segments[0].path
+    assert (cli("tail", path, "-n", 2).code, cli("tail", path, "-n", 0).code) == (0, 0)
+    spoil(Path(place), 4096 + offsets[1] + 20)
+    for options in (), ("-n", 3), ("--skip-damage",), ("-f", "--timeout", 0):
+        done = cli("tail", path, *options)
+        assert (done.code, done.output) == (1, "2\n3\n") and "before this damage: " in done.errors, options
+        assert done.errors.count(place) == 1
+    assert cli("tail", path, "-n", 1) == (0, "3\n", "")
+
+
 def test_dump_shows_headers_records_and_bytes(cli: Cli, clicks: Path) -> None:
     what = [each["what"] for each in cli("dump", clicks, "--json", "--records").objects]
     assert what == ["segment", "batch", "record", "record", "record"]

@@ -11,7 +11,7 @@ from builders import spoil
 from commands import Cli, holding
 
 import loglib
-from conftest import MANUAL, NOW, QUIET, SECOND, last_segment, tree
+from conftest import MANUAL, NOW, QUIET, SECOND, last_segment, run_python, tree
 from loglib import Record, Retention, StaleGenerationError, Topic, testing
 from loglib.system.files import Files
 
@@ -90,6 +90,19 @@ def test_deleting_beside_a_writer_does_the_rest_and_names_it(cli: Cli, clicks: P
     assert done.code == 3 and f"partition 0 was left out: pid {os.getpid()} " in done.errors
     assert [(each["segments"], each["done"]) for each in done.objects] == [(0, False), (1, True)]
     assert starts(clicks) == [0, ends[1]]
+
+
+def test_segment_that_another_process_continues_is_not_counted_as_dropped(
+    cli: Cli, clicks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    (end, _) = seal_all(clicks)
+    with Topic.open(clicks) as topic:
+        topic.append(b"open", partition=0)
+    program = "import sys; from loglib import Topic; Topic.open(sys.argv[1]).append(b'later', partition=0, sync=True)"
+    monkeypatch.setattr("loglib.cli.upkeep.confirmed", lambda *_, **__: run_python(program, clicks))
+    (done, _) = cli("delete-before", clicks, "end", "--json").objects
+    assert (done["segments"], done["after"], done["size_bytes"]) == (1, end, end)
+    assert cli("cat", clicks, "-p", 0).output == "open\nlater\n"
 
 
 def test_question_names_the_groups_that_have_not_read(cli: Cli, clicks: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
 import click
 
-from ..format.record import Record
+from ..errors import InvalidOffsetError, OffsetOutOfRangeError
+from ..format.record import Damage, Record
 from ..log.reader import OnDamage, Reader
 from ..partition import Partition
 from ..topic import Topic
@@ -83,18 +85,33 @@ def tail(
     with Topic.open(topic, mode="r") as opened:
         source: Topic | Partition = opened if partition is None else opened.partition(partition)
         partitions = opened.partitions if partition is None else (opened.partition(partition),)
-        limit = records
+        limit, code = records, 0
         start = filters.start(start)
         if start is None:
             count = 10 if records is None else records
             start, limit = filters.last_starts(partitions, count, on_damage), None
+            for damage in [damage for each in partitions if count for damage in _before(each, start[each.id])]:
+                note(f"there may be more records before this damage: {damage}")
+                code = DAMAGED
         start = partition_start(start, partition)
         if follow:
             reader = source.follow(start, timeout, on_damage=on_damage)
         else:
             reader = source.read(start, on_damage=on_damage)
         with reader:
-            return _print(reader, filters, records=limit, flush=follow, **how)
+            return _print(reader, filters, records=limit, flush=follow, **how) or code
+
+
+def _before(partition: Partition, offset: int) -> Sequence[Damage]:
+    """The damage directly before an offset."""
+    if offset <= partition.log_start_offset:
+        return ()
+    try:
+        with partition.read(offset - 1, offset, on_damage="skip") as reader:
+            deque(reader, maxlen=0)
+            return reader.gaps
+    except (InvalidOffsetError, OffsetOutOfRangeError):  # a whole batch ends there; or retention has just dropped it
+        return ()
 
 
 def _print(reader: Reader, filters: Filter, *, records: int | None, flush: bool = False, **how: Any) -> int:

@@ -14,6 +14,7 @@ import click
 from ..errors import LockedError, OffsetOutOfRangeError
 from ..partition import Partition
 from ..retention import SegmentDecision
+from ..segment import SegmentInfo
 from ..topic import Topic
 from .arguments import START, TOPIC, as_json, confirmed, dry_run, yes
 from .output import age, note, print_each, refused, sized
@@ -143,10 +144,15 @@ def _plan(partition: Partition, place: int | str) -> _Drop:
         place = {"begin": start, "end": end}[place] if place in ("begin", "end") else partition.offset_at(place)
     if place > end:
         raise OffsetOutOfRangeError(partition.id, place, start, end)
-    before = [each for each in partition.segments if start <= each.base_offset < each.end_offset <= place]
+    before = _between(partition, start, place)
     dropped = [each for each in before if each.sealed or place == end]
     after = dropped[-1].end_offset if dropped else start
     return _Drop(partition.id, place, start, after, len(dropped), sum(each.size_bytes for each in dropped))
+
+
+def _between(partition: Partition, start: int, end: int) -> list[SegmentInfo]:
+    """The segments that lie wholly between two offsets, and are not empty."""
+    return [each for each in partition.segments if start <= each.base_offset < each.end_offset <= end]
 
 
 def _unread(topic: Topic, plans: Iterable[_Drop]) -> str:
@@ -164,8 +170,13 @@ def _done(partition: Partition, plan: _Drop, held: dict[int, str]) -> _Drop:
     """Drop the segments of a plan. If another process has the partition, note its holder."""
     if not plan.segments:
         return plan
+    before = _between(partition, plan.log_start_offset, plan.after)
     try:
-        return plan._replace(after=partition.delete_before(plan.place), done=True)
+        after = partition.delete_before(plan.place)
+        # The open segment stays if another process has meanwhile appended to it.
+        gone = [each for each in before if each.end_offset <= after]
+        size_bytes = sum(each.size_bytes for each in gone)
+        return plan._replace(after=after, segments=len(gone), size_bytes=size_bytes, done=True)
     except LockedError as error:
         held[partition.id] = error.holder
         return plan._replace(after=plan.log_start_offset, segments=0, size_bytes=0)
