@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,18 @@ clicks = commands.clicks
 
 
 # --- making and listing ------------------------------------------------------------------------------------
+
+
+def test_no_topic_is_made_in_another_one(cli: Cli, clicks: Path, tmp_path: Path) -> None:
+    """No listing would show it, and it would be deleted with that one."""
+    before = tree(clicks)
+    other = tmp_path / "other"
+    shutil.copytree(clicks, other)
+    for place in clicks / "inside", clicks / "0000" / "deep" / "inside":
+        for verb in ("create",), ("copy", other), ("snapshot", other), ("mirror", other):
+            done = cli(*verb, place)
+            assert done.code == 3 and f"would be a part of the topic {clicks}" in done.errors, verb
+    assert tree(clicks) == before
 
 
 def test_topic_is_made_with_the_policies_that_were_given(cli: Cli, tmp_path: Path) -> None:

@@ -72,8 +72,6 @@ def copy(
     path = topic_path(target)
     if REAL.exists(path) and (not REAL.is_directory(path) or REAL.listdir(path)):
         raise click.UsageError(f"{target} exists already")
-    if topic_file.exists(REAL, os.path.dirname(path)):
-        raise click.UsageError(f"{target} would be a part of the topic {os.path.dirname(path)}")
     with Topic.open(source, mode="r") as opened:
         policies = {each.name: getattr(opened.config, each.name) for each in fields(TopicConfig)}
         altered = opened.config.resolved(changes(given))
@@ -98,7 +96,7 @@ def _build(
     source: Topic, path: str, config: TopicConfig, on_damage: OnDamage, progress: Callable[[int, int], object] | None
 ) -> tuple[_Copied, list[Any]]:
     """Build the copy aside, and give it its name. Nothing is left if that fails."""
-    aside, parent = topic_file.new_aside(REAL, path), os.path.dirname(path)
+    aside = topic_file.new_topic_aside(REAL, path, config.permissions)
     policies = {each.name: getattr(config, each.name) for each in fields(TopicConfig) if each.name not in FIXED}
     # A limit of bytes in the retention policy makes segments smaller, so that it need not drop all at the same time.
     meanwhile = _MEANWHILE | {"segment_bytes": config.roll_bytes}
@@ -112,7 +110,7 @@ def _build(
             made.flush()
             made.alter(**{name: policies[name] for name in meanwhile})
         REAL.rename(aside, path)
-        REAL.sync_directory(parent)
+        REAL.sync_directory(os.path.dirname(path))
     except BaseException:
         REAL.remove_tree(aside)
         raise

@@ -216,9 +216,7 @@ class Mirror(NotCopyable):
     def _make(self) -> None:
         """Make the copy's directory, without partitions. Synced, with its name."""
         files, permissions = self._files, self._config.permissions
-        parent = os.path.dirname(self.path)
-        files.make_directories(parent, permissions)
-        aside = topic_file.new_aside(files, self.path)
+        aside = topic_file.new_topic_aside(files, self.path, permissions)
 
         def build() -> None:
             files.make_directory(aside, permissions)
@@ -226,7 +224,7 @@ class Mirror(NotCopyable):
                 self._as_mirror().write(made, permissions)
 
         if topic_file.put_in_place(files, aside, self.path, build):
-            files.sync_directory(parent)
+            files.sync_directory(os.path.dirname(self.path))
 
     def _check_copy(self, *, demote: bool) -> tuple[str, copy_role.Role | None]:
         """Refuse a directory that is no mirror and no former topic. Returns its role, and the one to take, if any."""

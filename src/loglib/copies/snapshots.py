@@ -93,9 +93,7 @@ def take_snapshot(
     if files.exists(to):
         raise FileExistsError(errno.EEXIST, "a snapshot is made in a new directory", to)
     _, config = source.described()
-    parent = os.path.dirname(to)
-    files.make_directories(parent, config.permissions)
-    aside = topic_file.new_aside(files, to)
+    aside = topic_file.new_topic_aside(files, to, config.permissions)
     copy = _Snapshot(files, source, aside, config, links, progress)
     made: list[Snapshot] = []
     try:
@@ -106,7 +104,7 @@ def take_snapshot(
         raise
     if not placed:
         raise FileExistsError(errno.EEXIST, "something else was put there meanwhile", to)
-    files.sync_directory(parent)
+    files.sync_directory(os.path.dirname(to))
     return made[0]
 
 

@@ -252,12 +252,24 @@ def create(files: Files, path: str, config: TopicConfig, *, now: int) -> None:
         raise LogError(f"{path} holds files but no {NAME}; a topic is made in a new or an empty directory")
     codec_id(config.compression)
     _check_stored(config)
-    parent = os.path.dirname(path)
-    files.make_directories(parent, config.permissions)
     log_id = _uuid().uuid4().bytes
-    aside = new_aside(files, path)
+    aside = new_topic_aside(files, path, config.permissions)
     if put_in_place(files, aside, path, lambda: _build(files, aside, log_id, config, now=now)):
-        files.sync_directory(parent)
+        files.sync_directory(os.path.dirname(path))
+
+
+def new_topic_aside(files: Files, path: str, permissions: int) -> str:
+    """A new name beside the path, for a topic that is built there. The directories above it are made.
+
+    `LogError` if one of them is a topic: nothing would list a topic in there, and it would go with that one.
+    """
+    above = path
+    while above != (above := os.path.dirname(above)):
+        with suppress(PermissionError):
+            if exists(files, above):
+                raise LogError(f"{path} would be a part of the topic {above}")
+    files.make_directories(os.path.dirname(path), permissions)
+    return new_aside(files, path)
 
 
 def new_aside(files: Files, path: str) -> str:
