@@ -210,6 +210,21 @@ def test_topic_with_replicas_has_shares_and_its_other_directories_have_none(tmp_
         topic.share("mail")
 
 
+def test_share_on_replicas_is_refused_dead_letters_when_it_is_made(tmp_path: Path, topic: Topic) -> None:
+    """A record that dies could not be settled together with its dead letter: no transaction takes such a topic."""
+    with open_all([tmp_path / "own", tmp_path / "other"]) as replicated:
+        with pytest.raises(NotLeaderError, match="in transactions"):
+            replicated.share("mail", dead_letter=tmp_path / "dead")
+        assert replicated.shares() == []
+        replicated.share("mail").close()
+        with pytest.raises(NotLeaderError, match="in transactions"):
+            replicated.alter_share("mail", dead_letter=tmp_path / "dead")
+        assert replicated.share_info("mail").settings.dead_letter is None
+    with pytest.raises(NotLeaderError, match="in transactions"):
+        topic.share("mail", dead_letter=tmp_path / "own")
+    assert topic.shares() == []
+
+
 def test_member_ends_when_a_promotion_has_superseded_its_topic(open_topic: Open, path: Path, tmp_path: Path) -> None:
     """Members of the copy get the records that were not settled before. Both would handle them."""
     with_records(open_topic, clock=SYSTEM).close()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..config.arguments import check_count, check_names
@@ -164,6 +165,7 @@ class ShareDirectory(NamedTuple):
         with Directory.open(self.files, self.path) as directory:
             directory.lock_for_a_moment("whoever changes the settings of the share", advice="try again")
             settings = settings_of(given, self.settings())
+            self._check_dead_letters(settings)
             directory.replace(_SETTINGS, self._encode(settings), self.permissions)
         return settings
 
@@ -194,6 +196,13 @@ class ShareDirectory(NamedTuple):
             if _stored(name, value) != getattr(stored, name):
                 raise ShareMismatchError(self.name, name, value, getattr(stored, name) or None)
 
+    def _check_dead_letters(self, settings: Settings) -> None:
+        """`NotLeaderError` if a record could not be settled and its dead letter written in one transaction."""
+        if settings.dead_letter is not None:
+            copy_role.check(self.files, self.topic_path, copy_role.TRANSACT)
+            with suppress(OSError):  # of a place that cannot be looked at now, each dead letter tells
+                copy_role.check(self.files, settings.dead_letter, copy_role.TRANSACT)
+
     # --- making --------------------------------------------------------------------------------------
 
     def starts(self, start: StartLike, logs: Mapping[int, Log], *, others: str | None = "begin") -> dict[int, int]:
@@ -207,6 +216,7 @@ class ShareDirectory(NamedTuple):
         files, parent = self.files, os.path.join(self.topic_path, SHARES)
         if not self.exists():
             starts, settings = self.starts(start, self.find_logs()), settings_of(given, Settings())
+            self._check_dead_letters(settings)
             put_whole(
                 files, self.path, self.permissions, lambda aside: self._build(aside, starts, settings), self.exists
             )  # fmt: skip
@@ -214,6 +224,7 @@ class ShareDirectory(NamedTuple):
         files.sync_directory(self.topic_path)
         files.sync_directory(parent)
         self.check_same(given)
+        self._check_dead_letters(self.settings())  # the topic may have got replicas since the share was made
 
     def _build(self, aside: str, starts: Mapping[int, int], settings: Settings) -> None:
         files = self.files
