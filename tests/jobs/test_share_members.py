@@ -279,3 +279,18 @@ def test_share_that_is_deleted_during_a_look_is_not_damaged(topic: Topic, monkey
     monkeypatch.setattr("loglib.jobs.administration.live_members", delete)
     with pytest.raises(GroupNotFoundError):
         topic.share_info("mail")
+
+
+def test_other_names_beside_shares_are_no_shares(topic: Topic) -> None:
+    """File browsers, backups and file systems leave files and directories everywhere."""
+    topic.share("mail").close()
+    shares = Path(topic.path, "shares")
+    for name in "Thumbs.db", "mail.bak", "core.17":
+        (shares / name).write_bytes(b"no share")
+    for name in "lost+found", "mail-old", "@eaDir":
+        (shares / name).mkdir()
+    assert topic.shares() == ["mail"] and list(topic.stats().shares) == ["mail"]
+    with pytest.raises(GroupNotFoundError):
+        topic.share_info("Thumbs.db")
+    topic.close()
+    Topic.add_partitions(topic.path, 2)  # looks for members of all shares

@@ -116,14 +116,14 @@ def _kind(files: Files, parent: str, name: str) -> str | None:
     with suppress(FileNotFoundError, PermissionError, CorruptLogError):  # just deleted, or not a regular file
         if not files.is_directory(path):
             return _POINTER if _read_pointer(files, path) != _NO_POINTER else None
-        return _DIRECTORY if _holds_a_group(files, path) else None
+        return _DIRECTORY if has_one_of(files, path, _PARTS) else None
     return None
 
 
-def _holds_a_group(files: Files, path: str) -> bool:
-    """True if the directory is that of a group, perhaps a damaged one, or may not be entered."""
+def has_one_of(files: Files, path: str, parts: Iterable[str]) -> bool:
+    """True if the directory has one of these parts of a group, or of a share, or may not be entered."""
     try:
-        return any(files.exists(os.path.join(path, each)) for each in _PARTS)
+        return any(files.exists(os.path.join(path, each)) for each in parts)
     except PermissionError:
         return True
 
@@ -250,7 +250,7 @@ class GroupDirectory(NamedTuple):
         if not self.files.exists(self.path):
             return False
         if self.files.is_directory(self.path):
-            return _holds_a_group(self.files, self.path)
+            return has_one_of(self.files, self.path, _PARTS)
         pointer = _read_pointer(self.files, self.path)
         topic = self._topic_of(pointer)
         raise GroupElsewhereError(self.path, self.name, os.path.basename(topic) if topic else pointer.topic)

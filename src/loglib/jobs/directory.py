@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ..config.arguments import check_count, check_names
 from ..errors import CorruptLogError, GroupNotFoundError, ShareMismatchError, ShareReplacedError
 from ..format import checked_json
-from ..groups.directory import ALL, GROUPS, make_subdirectory, names_in, put_whole
+from ..groups.directory import ALL, GROUPS, has_one_of, make_subdirectory, names_in, put_whole
 from ..log import copy_role
 from ..log.log import Log
 from ..log.lookup import StartLike, resolve, starts_of
@@ -39,14 +39,16 @@ from .transacting import Transactions
 SHARES = "shares"  # the subdirectory in a topic's directory
 _MEMBERS = "members"
 _SETTINGS = "share.json"
+_PARTS = (_SETTINGS, _MEMBERS, "0000")  # one of them shows that a directory is that of a share, perhaps a damaged one
 _MOST_BYTES = 1 << 15  # of the file of settings
 _MOST_WINDOW = 1_000_000
 _WHAT = "the settings of a share"  # for errors
 
 
 def share_names(files: Files, topic_path: str) -> list[str]:
-    """The names of a topic's shares, sorted."""
-    return names_in(files, topic_path, SHARES)
+    """The names of a topic's shares, sorted. Other names in the directory of shares are left out."""
+    parent = os.path.join(topic_path, SHARES)
+    return [name for name in names_in(files, topic_path, SHARES) if has_one_of(files, f"{parent}/{name}", _PARTS)]
 
 
 def check_settings(given: Mapping[str, Any], topic_path: str) -> None:
@@ -129,7 +131,7 @@ class ShareDirectory(NamedTuple):
     def require(self) -> None:
         """`GroupNotFoundError` if the share does not exist. One that has lost a file, or its settings, does."""
         check_names(self.name)
-        if not self.files.exists(self.path):
+        if not has_one_of(self.files, self.path, _PARTS):
             raise GroupNotFoundError(self.topic_path, self.name, share_names(self.files, self.topic_path), "share")
 
     def check_role(self) -> None:
