@@ -142,6 +142,17 @@ def test_each_trigger_has_exactly_n_records_while_there_are_as_many(spark: Spark
     assert lags[2] > lags[3] == 0
 
 
+def test_condition_on_a_stream_chooses_what_sparks_own_filter_chooses(spark: SparkSession, path: Path) -> None:
+    keys = [b"k%d" % (number % 4) for number in range(20)]
+    append(path, [b"%s %d" % each for each in zip(keys, range(20), strict=True)], keys=keys)
+    stream = Stream(spark, path, startingOffsets="earliest", where="key IN ('k1', 'k3')")
+    stream.run()
+    append(path, [b"k0 20", b"k3 21"], keys=[b"k0", b"k3"])
+    stream.run()
+    assert stream.sizes == [10, 1]
+    assert stream.rows == [row for row in core_rows(path) if row["value"][:2] in (b"k1", b"k3")]
+
+
 @pytest.mark.slow
 def test_limits_of_every_kind_pass_through_spark(spark: SparkSession, path: Path) -> None:
     stream = Stream(spark, path, startingOffsets="earliest", maxBytesPerTrigger=1)

@@ -56,6 +56,20 @@ def test_records_of_a_batch_come_from_all_partitions(path: Path) -> None:
     assert sorted(counts) == [15, 15, 20] or all(14 <= count <= 21 for count in counts)  # backlogs of 40, 30 and 30
 
 
+def test_condition_leaves_records_out_and_the_query_goes_past_them(path: Path) -> None:
+    """A limit counts what is looked at, and a batch may have no record."""
+    with Topic.open(path) as topic:
+        for number in range(30):
+            key = b"even" if number % 2 == 0 else b"odd"
+            topic.append(b"%s %d" % (key, number), key=key, partition=number % 3)
+    query = Query(path, startingOffsets="earliest", where="key = 'even'", maxOffsetsPerTrigger=50)
+    sizes = [len(rows) for rows in query.run()]
+    assert len(sizes) == 3 and sum(sizes) == 15 and max(sizes) <= 50
+    assert plain(query.rows) == [row for row in core_rows(path) if row["value"].startswith(b"even")]
+    append(path, [b"without a key"], partition=0)
+    assert query.trigger() == [] and query.trigger() is None
+
+
 def test_limit_in_bytes_gives_whole_batches_of_the_log(path: Path) -> None:
     query = Query(path, startingOffsets="earliest", maxBytesPerTrigger=450)
     batches = query.run()
