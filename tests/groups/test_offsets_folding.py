@@ -1,5 +1,7 @@
 """The offsets of members that have gone are folded into the logs of those that stay, and nothing is lost by it."""
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -82,8 +84,9 @@ def test_fold_that_was_cut_is_ended_by_the_next(
     assert living.entries() == before
 
 
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EXDEV], ids=["sticky", "overlay"])
 def test_offsets_log_that_may_not_be_removed_blocks_nobody(
-    open_log: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
+    open_log: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     living, dead = open_log(), open_log()
     put(living, 1, of=B)
@@ -91,7 +94,7 @@ def test_offsets_log_that_may_not_be_removed_blocks_nobody(
     dead.close()
 
     def refuse(*_: Any) -> None:
-        raise PermissionError(1, "Operation not permitted")
+        raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(Offsets, "_remove", refuse)
     assert living.fold() and not living.fold()

@@ -555,7 +555,8 @@ class Overlay(Files):
     """An overlay renames no directory of the image below it."""
 
     def rename(self, source: Any, target: Any, **places: Any) -> None:  # type: ignore[override]
-        if not places and os.path.isdir(source) and not os.path.basename(source).startswith("."):
+        facts = os.stat(source, dir_fd=places.get("src_dir_fd"))
+        if stat.S_ISDIR(facts.st_mode) and not os.path.basename(source).startswith("."):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         super().rename(source, target, **places)
 
@@ -566,8 +567,13 @@ def test_a_topic_and_a_group_of_an_image_are_deleted_through_an_overlay(tmp_path
         topic.append(b"one", sync=True)
         with topic.group("g") as group:
             assert group.poll()
+        topic.share("s").close()
+        topic.delete_share("s")
         topic.delete_group("g")
-        assert topic.groups() == []
+        assert (topic.groups(), topic.shares()) == ([], [])
+    with pytest.raises(LogError, match="an overlay does not rename"):
+        catalog.rename(path, "u", check_unused=lambda files, path: None, files=files)
+    assert os.listdir(tmp_path) == ["t"]
     catalog.delete(path, check_unused=lambda files, path: None, files=files)
     assert os.listdir(tmp_path) == []
 

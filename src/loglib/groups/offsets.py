@@ -61,6 +61,8 @@ _COMPACT_BYTES = 1 << 20  # about 10,000 commits: a new owner reads them in abou
 _MOST_COMMIT_BYTES = 8 << 20  # 10,000 partitions with half a kilobyte of `meta` each
 _OPEN_TRIES = 100  # another member may take or remove a log before this member opens it
 _LOG_NAME = re.compile("[0-9a-f]{16}")
+# Another user's log in a sticky directory cannot be removed, and none in an image below an overlay: it may stay.
+_MAY_STAY = (errno.EACCES, errno.EPERM, errno.EXDEV)
 _FOLDED = ".folded"  # the name of a log whose removal was interrupted ends so
 
 
@@ -329,8 +331,12 @@ class Offsets(NotCopyable):
             own.append(columns, size_of(columns))
         own.sync()  # with any durability, because the removed log may have been durable
         self._unremoved.add(name)
-        with suppress(PermissionError):  # another user's log in a sticky directory, which may stay
+        try:
             self._remove(held, name)
+        except OSError as error:
+            if error.errno not in _MAY_STAY:
+                raise
+        else:
             self._unremoved.discard(name)
 
     def _remove(self, held: Directory, name: str) -> None:

@@ -283,6 +283,6 @@ class ShareDirectory(NamedTuple):
     def remove(self) -> None:
         """Remove the share by one rename, and then its files."""
         aside = new_aside(self.files, self.path)
-        self.files.rename(self.path, aside)
+        self.files.move_directory(self.path, aside)
         self.files.sync_directory(os.path.dirname(self.path))
         self.files.remove_tree(aside)

@@ -118,7 +118,8 @@ def rename(path: str | os.PathLike[str], name: str, *, check_unused: CheckUnused
 
     Its records, groups and transactions stay with it: they know it by its log id. Readers get `LogMovedError`.
     `check_unused` refuses a topic that members of groups read. Raises `FileExistsError` if something has the name,
-    `FileNotFoundError` if there is no topic, and `LockedError` if a writer has it.
+    `FileNotFoundError` if there is no topic, `LockedError` if a writer has it, and `LogError` if an overlay has it in
+    the image below, where no directory can be renamed.
     """
     absolute = _existing_topic(files, path)
     check_names(name)
@@ -130,7 +131,13 @@ def rename(path: str | os.PathLike[str], name: str, *, check_unused: CheckUnused
         check_unused(files, absolute)
         if files.exists(target):
             raise FileExistsError(errno.EEXIST, "something has this name already", target)
-        files.rename(absolute, target)
+        try:
+            files.rename(absolute, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            why = "an overlay does not rename a directory of the image below it"
+            raise LogError(f"{absolute}: {why}; copy the topic under the other name, and delete it") from error
         files.sync_directory(parent)
     return target
 
