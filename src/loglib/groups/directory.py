@@ -61,7 +61,7 @@ def names_in(files: Files, topic_path: str, kind: str) -> list[str]:
     """The names in a subdirectory of a topic's directory that a group, or a share, may have, sorted."""
     try:
         names = files.listdir(os.path.join(topic_path, kind))
-    except FileNotFoundError:  # none was ever made
+    except (FileNotFoundError, NotADirectoryError):  # none was ever made
         _check_here(files, topic_path)
         return []
     return sorted(name for name in names if NAME.fullmatch(name) and not name.startswith("."))
@@ -104,7 +104,7 @@ def stored_groups(files: Files, parent: str) -> list[str]:
     """
     try:
         return sorted(name for name in files.listdir(parent) if _kind(files, parent, name) is not None)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -72,8 +72,11 @@ def offsets_identity(log_id: bytes, group: str, name: str) -> Identity:
 
 
 def log_names(files: Files, directory: str) -> list[str]:
-    """The names of a group's logs in the directory, sorted. Other names are ignored."""
-    return sorted(filter(_LOG_NAME.fullmatch, files.listdir(directory)))
+    """The names of a group's logs in the directory, sorted. Other names are ignored. `CorruptLogError` without it."""
+    try:
+        return sorted(filter(_LOG_NAME.fullmatch, files.listdir(directory)))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorruptLogError(directory, 0, "no directory", "the directory of a group's offsets") from error
 
 
 def make_offsets(files: Files, directory: str, log_id: bytes, group: str, *, now: int, permissions: int) -> str:
@@ -182,10 +185,7 @@ class Offsets(NotCopyable):
 
     def _names(self) -> list[str]:
         """The names of the logs. A group always has at least one."""
-        try:
-            names = log_names(self._files, self._directory)
-        except FileNotFoundError as error:
-            raise CorruptLogError(self._directory, 0, "no directory", "the directory of a group's offsets") from error
+        names = log_names(self._files, self._directory)
         if not names:
             raise CorruptLogError(self._directory, 0, "no log of committed offsets", "at least one")
         return names

@@ -129,7 +129,11 @@ class Store(NotCopyable):
         self._directory = Directory.open(files, path)
         try:
             name = os.path.join(path, STORE_FILE)
-            fd = self._directory.open_read(STORE_FILE)
+            try:
+                fd = self._directory.open_read(STORE_FILE)
+            except FileNotFoundError as error:
+                expected = "the description of a store of transactions, which `loglib repair` can make again"
+                raise CorruptLogError(name, 0, "no file", expected) from error
             self._permissions = stat.S_IMODE(files.fstat(fd).st_mode)
             self.id = decode_store(files.drain(fd, name, _MOST_BYTES), name)
             self._load(self._directory)
