@@ -578,6 +578,15 @@ def test_a_topic_and_a_group_of_an_image_are_deleted_through_an_overlay(tmp_path
     assert os.listdir(tmp_path) == []
 
 
+def test_topic_that_cannot_be_renamed_keeps_its_name(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    testing.open_topic(path).close()
+    files = FaultyFiles("rename", error=errno.EROFS, inner=Files())
+    with pytest.raises(OSError, match="Read-only"):
+        catalog.rename(path, "u", check_unused=lambda files, path: None, files=files)
+    assert os.listdir(tmp_path) == ["t"]
+
+
 def test_directory_that_cannot_be_renamed_for_another_reason_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "t" / "inner").mkdir(parents=True)
     files = FaultyFiles("rename", error=errno.EACCES)
