@@ -48,6 +48,7 @@ def fill_up(worn: Disk, topic: Topic, name: object) -> tuple[list[bytes], list[b
     kept: list[bytes] = []
     for number in range(1000):
         values = some_values(f"{name}.{number}", 40)
+        worn.wear_out_further()
         topic.append_many(values)
         try:
             topic.flush()

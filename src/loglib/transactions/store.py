@@ -132,6 +132,8 @@ class Store(NotCopyable):
             try:
                 fd = self._directory.open_read(STORE_FILE)
             except FileNotFoundError as error:
+                if not numbers(files.listdir(path), CHECKPOINT):  # another directory
+                    raise
                 expected = "the description of a store of transactions, which `loglib repair` can make again"
                 raise CorruptLogError(name, 0, "no file", expected) from error
             self._permissions = stat.S_IMODE(files.fstat(fd).st_mode)
