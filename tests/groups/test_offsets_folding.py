@@ -101,6 +101,24 @@ def test_offsets_log_that_may_not_be_removed_blocks_nobody(
     assert offset_of(living) == 5 and len(logs(directory)) == 2
 
 
+def test_offsets_log_whose_removal_fails_is_an_error(
+    open_log: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living, dead = open_log(), open_log()
+    put(living, 1, of=B)
+    put(dead, 5)
+    dead.close()
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Offsets, "_remove", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            living.fold()
+    assert offset_of(living) == 5 and len(logs(directory)) == 2
+
+
 @pytest.mark.parametrize("moment", ["_read", "_remove"])
 def test_log_of_a_topic_that_comes_to_the_place_of_this_one_is_not_folded(
     open_log: Opener, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -1,5 +1,6 @@
 """Transactions beside what else goes on: openings, readers, other processes, topics that are moved or gone."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from loglib.format.watermark import Mark
 from loglib.log.log import Log
 from loglib.system.files import REAL
 from loglib.system.lock import try_acquire
-from loglib.transactions import apply
+from loglib.transactions import apply, staging
 from loglib.transactions.store import Store
 
 Open = Callable[..., Topic]
@@ -226,3 +227,27 @@ def test_topic_that_is_changed_just_now_is_waited_for(pair: tuple[Topic, Topic],
     held.release()
     loglib.transactions.recover_transactions(Path(bills.path).parent)
     assert values_of(reader) == [b"first", b"x"]
+
+
+def test_old_attempts_are_held_while_they_are_committed(tmp_path: Path) -> None:
+    """A sweep removes attempts of a day ago that nobody holds. A new attempt needs no descriptor."""
+    now_s = time.time()
+    for name, age_s in ("old", 90_000), ("new", 0):
+        path = Path(staging.directory_of(str(tmp_path), name))
+        path.mkdir(parents=True)
+        os.utime(path, (now_s - age_s, now_s - age_s))
+    held = {}
+    with staging.held_attempts(REAL, str(tmp_path), ["old", "new", "gone"], now_s=now_s):
+        for name in "old", "new":
+            lock = try_acquire(REAL, staging.directory_of(str(tmp_path), name))
+            held[name] = lock is None
+            if lock is not None:
+                lock.release()
+    assert held == {"old": True, "new": False}
+    lock = try_acquire(REAL, staging.directory_of(str(tmp_path), "old"))
+    assert lock is not None
+    with pytest.raises(LogError, match="is just being removed"), staging.held_attempts(
+        REAL, str(tmp_path), ["old"], now_s=now_s
+    ):
+        pytest.fail("it is being swept")
+    lock.release()
