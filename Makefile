@@ -1,12 +1,12 @@
 # Everything a checkout can do. The first call makes the virtual environment; after that nothing needs the network.
 #
 #   make demo     page views as a live stream of generated lines, or of an access log: make demo LOG=/path/to/access.log
-#   make test     lint, types, tests, Spark, the code in the documentation: about eleven minutes
-#   make check    the inner loop, about nine minutes: lint, types, fast tests
-#   make coverage the fast tests again, measured: they must run every branch of the log itself; about sixteen minutes
+#   make test     lint, types, tests, Spark, the code in the documentation: about twenty minutes on two cores
+#   make check    the inner loop, about sixteen minutes: lint, types, fast tests
+#   make coverage the fast tests again, measured: they must run every branch of the log itself; about twenty-two minutes
 #   make proof-sample  a fixed part of the proof, with something of each goal: about fifteen minutes
-#   make proof    the proof of reliability, with its table, the coverage, and the tests that take long: about
-#                 an hour; LOGLIB_SOAK=20 make proof goes on for hours
+#   make proof    the proof of reliability, with its table, the coverage, and the tests that take long: almost
+#                 three hours; LOGLIB_SOAK=20 make proof goes on for hours
 #   make bench    the benchmarks; writes bench/RESULTS.md and the chart of the landing page
 #   make bench-spark   those of the connector for Spark, about ten minutes; writes the last section of that file
 #   make paper    the experiment of the Kafka paper, beside other systems; writes the appendix of docs/guarantees.md and its charts
