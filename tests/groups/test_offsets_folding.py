@@ -23,6 +23,15 @@ directory = committed.directory
 open_log = committed.open_log
 
 
+def beside_a_dead_one(open_log: Opener) -> Offsets:
+    """The log of a living member, beside one that a dead member has left."""
+    living, dead = open_log(), open_log()
+    put(living, 1, of=B)
+    put(dead, 5)
+    dead.close()
+    return living
+
+
 def test_log_that_nobody_holds_is_taken_by_the_next(open_log: Opener, directory: Path) -> None:
     log = open_log()
     put(log, 5)
@@ -88,10 +97,7 @@ def test_fold_that_was_cut_is_ended_by_the_next(
 def test_offsets_log_that_may_not_be_removed_blocks_nobody(
     open_log: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    living, dead = open_log(), open_log()
-    put(living, 1, of=B)
-    put(dead, 5)
-    dead.close()
+    living = beside_a_dead_one(open_log)
 
     def refuse(*_: Any) -> None:
         raise OSError(error, os.strerror(error))
@@ -104,10 +110,7 @@ def test_offsets_log_that_may_not_be_removed_blocks_nobody(
 def test_offsets_log_whose_removal_fails_is_an_error(
     open_log: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    living, dead = open_log(), open_log()
-    put(living, 1, of=B)
-    put(dead, 5)
-    dead.close()
+    living = beside_a_dead_one(open_log)
 
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

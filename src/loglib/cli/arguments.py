@@ -25,7 +25,6 @@ from ..topic import Topic
 from ..transactions.repair_store import is_store
 from ..transactions.store import STORE
 
-_PARTITION = re.compile(r"[0-9]{4}")  # the name of a partition's directory
 _LEAST_AGE = timedelta(minutes=1)  # passes of retention run once a minute
 
 T = TypeVar("T")
@@ -122,6 +121,7 @@ NAMES, START = Parsed("names|none", _names), Parsed("start", _start)
 REGEX = Parsed("regex", _regex)
 ADDRESS = Parsed("host:port", _address)
 DIRECTORY, TOPIC, MENDABLE, SOURCE = (kind(file_okay=False) for kind in (click.Path, _Topic, _Mendable, _Source))
+PARTITION = re.compile(r"[0-9]{4}")  # the name of a partition's directory
 EXISTING = click.Path(exists=True, file_okay=False)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs.")
@@ -162,7 +162,7 @@ def topic_paths(path: str) -> list[str]:
 def has_partitions(path: str) -> bool:
     """True if the directory is that of a topic, perhaps of one that has lost its description."""
     try:
-        return any(map(_PARTITION.fullmatch, REAL.listdir(path)))
+        return any(map(PARTITION.fullmatch, REAL.listdir(path)))
     except (FileNotFoundError, NotADirectoryError):
         return False
 

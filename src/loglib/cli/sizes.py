@@ -23,12 +23,11 @@ from ..segment import parse_segment_name
 from ..system.files import REAL
 from ..transactions.repair_store import is_store
 from ..transactions.staging import STAGING
-from .arguments import DIRECTORY, as_json, has_partitions, stores_of, topic_paths
+from .arguments import DIRECTORY, PARTITION, as_json, has_partitions, stores_of, topic_paths
 from .ending import FAILED
 from .output import note, print_each, print_table, sized
 
 _BLOCK_BYTES = 512  # of `st_blocks`
-_PARTITION = re.compile(r"[0-9]{4}")
 # Bytes that recovery, repairs, healing and mirrors have copied or moved aside.
 _SET_ASIDE = re.compile(r"\.(torn|damaged|diverged|rotten)(-|$)")
 _LEFT_OVER = re.compile(r"\..*\.[0-9a-f]{16}\.tmp")  # of a topic that was being made or deleted
@@ -96,7 +95,7 @@ def _what(inside: str) -> tuple[int | None, str]:
         return None, "left over" if owner.startswith(".") and os.sep in rest else f"{first[:-1]} {owner}"
     if rest and first == STAGING:
         return None, "staging"
-    partition = int(first) if rest and _PARTITION.fullmatch(first) else None
+    partition = int(first) if rest and PARTITION.fullmatch(first) else None
     if _SET_ASIDE.search(inside):
         return partition, "set aside"
     if partition is not None and parse_segment_name(name) is not None:
