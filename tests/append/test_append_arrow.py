@@ -35,6 +35,7 @@ MANY = 5000
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 4 kB, and 8 kB ahead of a stream, so that little data takes every way."""
     monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)
+    monkeypatch.setattr(tables, "_STREAM_PIECE_BYTES", 4000)
     monkeypatch.setattr(tables, "_AHEAD_BYTES", 8000)
 
 
@@ -134,6 +135,7 @@ def test_same_records_as_append_many(
         testing.open_topic("/theirs", files=files, clock=lambda: NOW, **QUIET, **policies) as theirs,
     ):
         patch.setattr(tables, "_PIECE_BYTES", piece_bytes)
+        patch.setattr(tables, "_STREAM_PIECE_BYTES", piece_bytes)
         patch.setattr(tables, "MANY", many)
         patch.setattr(tables, "_AHEAD_BYTES", 2 * piece_bytes)
         for call in given_calls:
@@ -362,6 +364,7 @@ def test_refused_record_leaves_the_log_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)
+    monkeypatch.setattr(tables, "_STREAM_PIECE_BYTES", 4000)
     if not isinstance(form, type):  # of a table everything is checked, of a stream what fits 16 MiB
         monkeypatch.setattr(tables, "_AHEAD_BYTES", 8000)
     topic = open_topic(partitions=3, batch_bytes=1000, max_record_bytes=3000)

@@ -209,7 +209,7 @@ class Appends:
 
         `data` is a pyarrow Table, RecordBatch or RecordBatchReader, or any object with `__arrow_c_stream__` or
         `__arrow_c_array__`: a data frame of Polars or pandas, a result of DuckDB. No object is made for a record. A
-        stream is taken in pieces of about 16 MiB.
+        stream is taken in pieces of about 2 MiB; of the first 16 MiB all records are checked before one is appended.
 
         `value`, `key`, `timestamp` and `headers` name the columns. By default these are the columns of the same
         names; only the value must be there. Values and keys are of any binary or string type. Timestamps have a zone,
