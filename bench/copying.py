@@ -101,6 +101,7 @@ def mirror_behind(directory: Path, options: Options) -> Measurement:
         topic.flush()
         copier = subprocess.Popen(
             [sys.executable, "-m", "loglib", "mirror", directory / "log", directory / "copy" / "log", "--follow"],
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )  # fmt: skip
         try:
