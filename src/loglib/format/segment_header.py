@@ -156,7 +156,8 @@ class SegmentHeader(NamedTuple):
         if flags & _MUST_KNOW:
             raise UnsupportedFormatError(path, "segment flags", flags, 0)
         count = numbers.pop(8)
-        header = cls(*numbers)._replace(flags=flags)
+        table = content[_FIELDS.size : _FIELDS.size + min(count, MAX_PRODUCERS) * _PRODUCER.size]
+        header = cls._make((*numbers, decode_producers(table) if table else (), flags))
         if header.base_offset > MAX_OFFSET:
             raise CorruptLogError(path, 40, f"base offset {header.base_offset}", f"at most {MAX_OFFSET}")
         if header.previous_batch_bytes > header.base_offset:
@@ -164,8 +165,7 @@ class SegmentHeader(NamedTuple):
             raise CorruptLogError(path, 124, found, f"one of at most {header.base_offset}")
         if count > MAX_PRODUCERS:
             raise CorruptLogError(path, 76, f"{count} producers", f"at most {MAX_PRODUCERS}")
-        table = content[_FIELDS.size : _FIELDS.size + count * _PRODUCER.size]
-        return header._replace(producers=decode_producers(table))
+        return header
 
 
 def segment_name(base_offset: int) -> str:
@@ -174,8 +174,8 @@ def segment_name(base_offset: int) -> str:
 
 def parse_segment_name(name: str) -> int | None:
     """The base offset in a file name; None if it is not the name of a segment."""
-    stem, _, suffix = name.partition(".")
-    return int(stem) if suffix == "log" and len(stem) == 20 and stem.isascii() and stem.isdigit() else None
+    stem = name[:-4]
+    return int(stem) if len(name) == 24 and name.endswith(".log") and stem.isascii() and stem.isdigit() else None
 
 
 def producers_name(base_offset: int) -> str:

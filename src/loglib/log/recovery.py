@@ -319,8 +319,11 @@ def remove_others(directory: Directory, bases: Collection[int]) -> bool:
     """Remove other segments than these, files whose segment is gone, and half-made files. True if there were any."""
     removed, known = False, {None, *bases}
     for name in directory.names():
-        strange = {parse_segment_name(name), parse_beside_name(name)} - known
-        if (strange or name.endswith(".tmp")) and not directory.is_directory(name):  # loglib makes no such directory
+        base = parse_segment_name(name)
+        if base is None:
+            base = parse_beside_name(name)
+        strange = base not in known or name.endswith(".tmp")
+        if strange and not directory.is_directory(name):  # loglib makes no such directory
             directory.unlink(name)
             removed = True
     return removed

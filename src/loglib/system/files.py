@@ -395,7 +395,8 @@ class Files(SystemCalls):
         found, place = dict[str, int](), directory if dir_fd is None else dir_fd
         for name in with_a_free_descriptor(directory, lambda: self.listdir(place)):
             try:
-                found[name] = self.facts(os.path.join(directory, name), dir_fd=dir_fd).st_size
+                path = os.path.join(directory, name) if dir_fd is None else name
+                found[name] = self.facts(path, dir_fd=dir_fd).st_size
             except FileNotFoundError:  # retention removed it between the two calls
                 continue
         return found
