@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from builders import spoil
+from processes import fork, wait
 from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
 
 from conftest import NOW, Clock, UnsyncedFiles, crash_copy, open_files, opened_since, values_of
@@ -255,6 +256,7 @@ def test_nothing_counts_after_a_seal_and_unknown_kinds_do_nothing() -> None:
     state = State(ME, 1, 100, Settings(), Counts())
     block = encode(SALT, 99) + encode(SALT, SEAL) + encode(SALT, *begin(100)[:3], **begin(100)[3])
     assert (state.apply(block, SALT), state.sealed, state.fresh) == (64, True, 100)
+    assert (state.apply(block[64:], SALT), state.fresh) == (0, 100)
     state = state_after(begin(100), begin(101, OTHER), (SEAL, RESET, 0, {"offset": 7}))
     assert (state.fresh, state.hands, list(state.taken), state.in_hand) == (7, {}, [token(0)], 0)
 
@@ -617,26 +619,29 @@ def test_log_that_was_restored_and_has_grown_again_is_refused(
         assert values(share)[-40:] == [b"other"] * 40
 
 
+def accept_some(share: Share) -> None:
+    """Settle some of the records that came after the copy, and leave others."""
+    for job in taken(share, RECORDS + 5):
+        job.accept()
+
+
 def test_log_that_was_restored_is_refused_though_no_member_was_at_its_end(
     topic: Topic, open_topic: Open, path: Path, tmp_path: Path
 ) -> None:
-    def accept_some(share: Share) -> None:
-        for job in taken(share, RECORDS + 5):
-            job.accept()
-
     older = restored_and_grown(topic, open_topic, path, tmp_path, 20, accept_some)
     with pytest.raises(ShareReplacedError, match="CRC"):
         older.share("mail")
 
 
 @pytest.mark.parametrize("grown", [False, True])
+@pytest.mark.parametrize(("work", "more"), [(values, 5), (accept_some, 20)], ids=["all", "some"])
 @pytest.mark.parametrize("how", ["altered", "another boot", "a transaction"])
 def test_log_that_was_restored_is_refused_also_in_the_next_generation(
     topic: Topic, open_topic: Open, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    *, how: str, grown: bool,
+    *, how: str, grown: bool, work: Callable[[Share], object], more: int,
 ) -> None:  # fmt: skip
     """It may begin before any member looks at the log, or while the log is still shorter than the share knows it."""
-    older = restored_and_grown(topic, open_topic, path, tmp_path, 5, values, grows=40 if grown else 0)
+    older = restored_and_grown(topic, open_topic, path, tmp_path, more, work, grows=40 if grown else 0)
     with monkeypatch.context() as patch:
         if how == "altered":
             older.alter_share("mail", window=77)
@@ -654,6 +659,33 @@ def test_log_that_was_restored_is_refused_also_in_the_next_generation(
     older.reset_share("mail", "begin")
     with older.share("mail") as share:
         assert values(share) == values_of(older)
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_log_that_was_restored_is_refused_also_after_a_member_was_killed(
+    topic: Topic, open_topic: Open, path: Path, tmp_path: Path, *, grown: bool
+) -> None:
+    """What it has begun lies after the last place that the share knows of the log."""
+
+    def taken_by_a_member_that_dies(share: Share) -> None:
+        accept_some(share)
+        share.close()
+
+        def take() -> None:
+            with Topic.open(path, mode="r") as topic:
+                taken(topic.share("mail"), 3)
+                os._exit(0)
+
+        assert wait(fork(take)) == 0
+
+    older = restored_and_grown(
+        topic, open_topic, path, tmp_path, 20, taken_by_a_member_that_dies, grows=40 if grown else 0
+    )
+    older.alter_share("mail", window=77)
+    older.append_many([b"other"] * 40)
+    older.flush()
+    with pytest.raises(ShareReplacedError, match="CRC"):
+        older.share("mail")
 
 
 def test_lag_of_a_share_is_all_of_a_log_that_ends_before_its_place(

@@ -23,14 +23,19 @@ Open = Callable[..., Topic]
 @pytest.fixture
 def mail(tmp_path: Path) -> Path:
     """A topic of two partitions with the records 0 to 5, all of which are dead letters."""
+    return _all_dead(tmp_path, [b"k"] * 6)
+
+
+def _all_dead(tmp_path: Path, keys: list[bytes]) -> Path:
+    """A topic of two partitions with a record for each key, all of which are dead letters."""
     with Topic.create(tmp_path / "mail", partitions=2) as topic:
-        for number in range(6):
-            topic.append(b"%d" % number, b"k", headers={"own": b"h"}, timestamp=number + 1, partition=number % 2)
+        for number, key in enumerate(keys):
+            topic.append(b"%d" % number, key, headers={"own": b"h"}, timestamp=number + 1, partition=number % 2)
         topic.flush()
         with topic.share("mail", dead_letter=tmp_path / "dead") as share:
             for job in share.follow(0.0):
                 job.reject("bad")
-    assert sorted(each or b"" for each in died(tmp_path / "dead")) == [b"%d" % number for number in range(6)]
+    assert sorted(each or b"" for each in died(tmp_path / "dead")) == [b"%d" % number for number in range(len(keys))]
     return tmp_path / "mail"
 
 
@@ -110,9 +115,14 @@ def test_dead_letters_are_not_sent_to_their_own_topic_for_ever(mail: Path, tmp_p
     assert redrive(mail, limit=20) == RedriveReport(0, {}, 6, dry_run=False)
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("most_records", [1, 2, 100])
 def test_run_ends_although_what_it_sends_dies_again_immediately(
-    mail: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most_records: int, partitions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Topic.create(tmp_path / "dead", partitions=partitions).close()
+    mail = _all_dead(tmp_path, [b"a", b"b", b"c", b"d", b"e", b"f"])
+    monkeypatch.setattr(redriving, "_MOST_RECORDS", most_records)
     send = redriving._Redriving._send
 
     def and_reject(self: redriving._Redriving, part: list[object]) -> None:

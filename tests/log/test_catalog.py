@@ -1,5 +1,6 @@
 """Store: the topics of a directory, as their files say; deleting one, and what lies before an offset."""
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from loglib import (
     LogMovedError,
     OffsetOutOfRangeError,
     Retention,
+    StorageIOError,
     Topic,
     UnsupportedFormatError,
     testing,
@@ -51,6 +53,24 @@ def test_topics_of_a_directory_are_listed_and_described(tmp_path: Path) -> None:
     assert clicks.config is not None and clicks.config.partitions == 3
     assert clicks.size_bytes == sum(each.stat().st_size for each in (tmp_path / "clicks").rglob("*.log"))
     assert (views.name, views.groups) == ("views", ["etl"])
+
+
+def test_topic_whose_description_may_not_be_read_is_named_beside_the_others() -> None:
+    class Closed(MemoryFiles):
+        def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if str(path).endswith("alices/topic.json") and flags & os.O_ACCMODE == os.O_RDONLY and self.closed:
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return super().open(path, flags, mode, dir_fd=dir_fd)
+
+        closed = False
+
+    files = Closed()
+    for name in ("alices", "clicks"):
+        testing.open_topic(f"/logs/{name}", files=files).close()
+    files.closed = True
+    alices, clicks = catalog.describe_all(files, "/logs", groups_of=group_names)
+    assert clicks.error is None and clicks.config is not None
+    assert isinstance(alices.error, StorageIOError) and "alices" in str(alices.error)
 
 
 def test_directory_without_topics_is_empty_and_a_missing_one_is_an_error(tmp_path: Path) -> None:

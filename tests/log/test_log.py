@@ -482,6 +482,19 @@ def test_reader_that_is_interrupted_before_it_moves_on_finds_no_damage(open_topi
     cursor.close()
 
 
+def test_reader_that_is_interrupted_as_it_hands_out_a_batch_hands_it_out_again(open_topic: Open) -> None:
+    topic = open_topic()
+    for letter in (b"a", b"b", b"c"):
+        topic.append_many([letter * 1000] * 300)
+        topic.flush()
+    reader = topic.read()
+    batches = reader.batches()
+    first = next(batches)
+    assert next(iter(reader)).value == b"b" * 1000
+    reader._unmake_records()  # as an interrupt leaves it that comes before the rest of `_take_batch`
+    assert [len(each) for each in (first, *batches)] == [300, 299, 300]
+
+
 def test_offset_is_found_though_the_next_segment_tells_nothing_of_the_end_of_this_one(
     open_topic: Open, path: Path
 ) -> None:

@@ -229,6 +229,20 @@ def test_topic_that_is_moved_away_or_deleted_is_made_again(made: Any, path: Path
     assert values(path) == [b"third"]
 
 
+def test_records_wait_while_a_damaged_topic_is_in_the_place_of_one_that_was_moved(made: Any, path: Path) -> None:
+    one = made()
+    one.put(b"first", 1)
+    assert one.flush(30)
+    path.rename(path.with_name("elsewhere"))
+    Topic.create(path).close()
+    (path / "topic.json").write_bytes(b"{")
+    one.put(b"second", 1)
+    assert not one.flush(0.05)
+    shutil.rmtree(path)
+    assert one.flush(30)
+    assert values(path) == [b"second"]
+
+
 def test_closing_gives_up_in_time_and_says_what_is_not_written(made: Any, path: Path) -> None:
     Topic.open(path, create=True).close()
     one = made(FaultyFiles("pwritev", every=True, error=errno.ENOSPC, inner=UnsyncedFiles()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import itertools
 import logging
@@ -40,9 +41,9 @@ from conftest import MANUAL, QUIET, last_segment, records_of, run_python, values
 from loglib import FlushPolicy, LockedError, LogError, LogMovedError, Retention, Topic, aio, transaction
 from loglib.append.writer import Writer
 from loglib.errors import ForkedHandleError
-from loglib.log import examine
+from loglib.log import examine, topic_file
 from loglib.log.recovery import list_segments
-from loglib.logging import LogHandler
+from loglib.logging import LogHandler, spool_topic
 from loglib.system import lock
 from loglib.system.files import REAL
 from loglib.transactions.apply import Applier
@@ -590,15 +591,25 @@ def test_loggers_of_three_processes_share_one_partition(path: Path) -> None:
         assert mine == sorted(mine)
 
 
-def test_lines_are_there_once_though_partitions_were_added_in_the_middle_of_a_portion(path: Path) -> None:
+@pytest.mark.parametrize("then", ["nothing", "damage", "an error of the disk"])
+def test_lines_are_there_once_though_partitions_were_added_in_the_middle_of_a_portion(
+    path: Path, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first batches of the portion were in the topic, and were written again."""
     make(path, partitions=1, batch_bytes=1 << 16)
-    append, count = Writer.append_body, itertools.count()
+    append, count, described = Writer.append_body, itertools.count(), list[bytes]()
 
     def add_before_the_third(writer: Writer, *args: Any, **options: Any) -> range:
         if next(count) == 2:
             writer._take_turn(writer._hand_over)
             Topic.add_partitions(path, 2)
+            described.append((path / "topic.json").read_bytes())
+            if then == "damage":
+                (path / "topic.json").write_bytes(b"{")
+            elif then == "an error of the disk":
+                failing = mock.Mock(wraps=topic_file)
+                failing.read.side_effect = OSError(errno.EIO, "Input/output error")
+                monkeypatch.setattr(spool_topic, "topic_file", failing)
         return append(writer, *args, **options)
 
     handler = LogHandler(path)
@@ -606,6 +617,9 @@ def test_lines_are_there_once_though_partitions_were_added_in_the_middle_of_a_po
     with mock.patch.object(Writer, "append_body", add_before_the_third):
         for number in range(5000):
             handler.handle(logging.LogRecord("a", logging.INFO, "", 0, f"{number:060}", None, None))
+        if then == "damage":
+            assert not handler.drain(0.2)
+            (path / "topic.json").write_bytes(described[0])
         assert handler.drain(PATIENCE_S)
     handler.close()
     assert next(count) > 2

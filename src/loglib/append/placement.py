@@ -136,18 +136,18 @@ class Placement:
         turns = self.handles.turns
         assert turns is not None  # else this process has all partitions
         deadline = monotonic() + turns.wait_s
-        for access in cycle(accesses):  # in turn, because the process that has one of them may be stopped
+        in_turn = cycle(accesses)  # because the process that has one of them may be stopped
+        while True:
             rest = max(deadline - monotonic(), 0.0)
             try:
-                return _taken(access, rest if len(accesses) == 1 else min(rest, _STRETCH_S))
+                return _taken(next(in_turn), rest if len(accesses) == 1 else min(rest, _STRETCH_S))
             except LockedError as error:
                 holder = error.holder
             if rest <= _STRETCH_S:
-                break
-        raise LockedError(
-            self.path, f"others: all {len(accesses)} partitions are taken, the last by {holder}",
-            advice=lock.waited_for(turns.wait_s),
-        )  # fmt: skip
+                raise LockedError(
+                    self.path, f"others: all {len(accesses)} partitions are taken, the last by {holder}",
+                    advice=lock.waited_for(turns.wait_s),
+                )  # fmt: skip
 
 
 def _taken(access: Access, wait_s: float) -> SectionWriter:

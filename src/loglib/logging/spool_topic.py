@@ -108,16 +108,16 @@ class SpoolTopic(NotCopyable):
         if not self._has_failed and not isinstance(error, LogClosedError | LockedError):
             self._has_failed = True  # one warning until a portion can be written again
             logger.warning("%s: %d records wait in memory: %s", self._path, len(portion), error)
-        if isinstance(error, LogMovedError) and (error.kept is not None or self._log_id() != log_id):
+        if isinstance(error, LogMovedError) and (error.kept is not None or self._is_another(log_id)):
             return portion  # the next topic in this path shall have them
         return self._not_written(portion, appended or getattr(error, "appended", ()), errors, nap)
 
-    def _log_id(self) -> bytes | None:
-        """The id of the log that is at the path now, perhaps with added partitions."""
+    def _is_another(self, log_id: bytes | None) -> bool:
+        """True if the log at the path is not this one, perhaps with added partitions."""
         with suppress(LogError, OSError):
             described = topic_file.read(self._files, self._path)
-            return None if described is None else described[0]
-        return None
+            return described is None or described[0] != log_id
+        return False  # damaged: what is in it must not be written again when it is mended
 
     def _not_written(
         self, portion: list[Item], appended: Iterable[OffsetRange], errors: Sequence[BaseException],
