@@ -18,6 +18,7 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.query import StreamingQuery
 
 import loglib
 import loglib.spark
@@ -26,10 +27,12 @@ from loglib import Topic
 from loglib.spark.source import schema_of
 from loglib.spark.stream import StreamReader
 from measure import nothing, percentile
-from spark_inputs import VALUE_BYTES, Inputs, whole_calls, write_topic
+from process_tree import usage
+from spark_inputs import KEYS, VALUE_BYTES, Inputs, whole_calls, write_topic
 from spark_sources import lengths
 
 SCAN, COUNT, PLAN, TASKS, STREAM, SINK, MEMORY = "scan", "count", "plan", "tasks", "stream", "sink", "memory"
+LATENCY, BY_KEY = "latency", "by-key"
 PAST, PAST_COUNT, PAST_FIRST, PAST_NARROW = "past", "past-count", "past-first", "past-narrow"
 
 ONE_COLUMN = f"{OURS}, columns=value"
@@ -46,12 +49,16 @@ FLOOR_STREAM = "floor: a record from memory"
 DROPPED = "floor: batches dropped"
 READ = "floor: only read"
 OF_JVM = "spark.range"
+FLOOR_LINES = "floor: the lines of a file"
+RATE = "Spark's rate source"
 LOG_ALONE = "the log alone"
 EVERYTHING = "Parquet of everything"
 ARCHIVING = "loglib.offload.archive, all of it"
 
 _TASKS = 200
 _BATCHES = 40
+_PAUSE_S = 0.37  # between two records of the latency case: longer than a batch, and no whole part of a second
+_IDLE_S = 10.0
 _ONE_TASK = str(1 << 50)
 
 Figures = dict[str, float]
@@ -84,7 +91,9 @@ def spark_cases(spark: SparkSession, inputs: Inputs, repeats: int, *, full: bool
         COUNT: partial(_count, spark, inputs, repeats),
         PLAN: partial(_plan, spark, inputs, repeats),
         TASKS: partial(_tasks, spark, inputs, repeats),
+        BY_KEY: partial(_by_key, spark, inputs, repeats),
         STREAM: partial(_stream, spark, inputs),
+        LATENCY: partial(_latency, spark, inputs),
         SINK: partial(_sink, spark, inputs, repeats),
         PAST: partial(_past, spark, inputs, repeats),
         PAST_COUNT: partial(_past_count, spark, inputs, repeats),
@@ -136,6 +145,23 @@ def _count(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
         counted(FLOOR_OFFSET, _load(spark, inputs.topic, source="bench_floor", records=messages, columns="offset")),
     )
     return SparkCase(f"{messages / 1e6:g} M values of {VALUE_BYTES} B: count()", runs, repeats)
+
+
+def _by_key(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
+    """The records for each key, as text: a column that Spark must decode and shuffle."""
+    messages, keyed = inputs.messages, inputs.keyed
+
+    def grouped(label: str, frame: DataFrame) -> SparkRun:
+        counts = frame.groupBy(f.col("key").cast("string").alias("key")).count()
+        return SparkRun(label, messages, partial(_check_answer, counts, f.sum("count"), messages))
+
+    runs = (
+        grouped(OURS, _load(spark, keyed.topic)),
+        grouped(f"{OURS}, columns=key", _load(spark, keyed.topic, columns="key")),
+        grouped(SNAPPY, spark.read.parquet(keyed.snappy)),
+        grouped(FLOOR, _load(spark, keyed.topic, source="bench_floor", records=messages, columns="key")),
+    )
+    return SparkCase(f"{messages / 1e6:g} M records of {KEYS:,} keys: groupBy(key).count()", runs, repeats)
 
 
 def _plan(spark: SparkSession, inputs: Inputs, repeats: int) -> SparkCase:
@@ -238,6 +264,80 @@ def _own_part(inputs: Inputs) -> Figures:
             start = end
         reader.stop()
     return {"ours ms": percentile(sorted(wall), 50), "ours p99 ms": percentile(sorted(wall), 99)}
+
+
+def _latency(spark: SparkSession, inputs: Inputs) -> SparkCase:
+    """From an append, flushed, to the record in the function of `foreachBatch`; and the CPU of a query without records.
+
+    The rate source gives its row of a second when that second is over, so its clock begins there.
+    """
+    runs = (
+        SparkRun(OURS, 0, partial(_ours_arrives, spark, inputs)),
+        SparkRun(FLOOR_LINES, 0, partial(_lines_arrive, spark, inputs)),
+        SparkRun(RATE, 0, partial(_rate_arrives, spark)),
+    )
+    return SparkCase(f"a stream that waits: {_BATCHES} single records, each handed to foreachBatch", runs, 1)
+
+
+def _ours_arrives(spark: SparkSession, inputs: Inputs) -> Figures:
+    path = _fresh(inputs, "arriving")
+    with Topic.open(path, create=True) as topic:
+
+        def append(value: bytes) -> None:
+            topic.append(value)
+            topic.flush()
+
+        return _arrive(spark.readStream.format("loglib").load(path), append)
+
+
+def _lines_arrive(spark: SparkSession, inputs: Inputs) -> Figures:
+    path = inputs.directory / "lines"
+    with open(path, "wb", buffering=0) as file:
+        return _arrive(
+            spark.readStream.format("bench_lines").load(str(path)), lambda value: file.write(value + b"\n")
+        )
+
+
+def _arrive(stream: DataFrame, append: Callable[[bytes], object]) -> Figures:
+    late: list[float] = []
+
+    def note(rows: DataFrame, number: int) -> None:
+        late.extend(time.time() - float(row.value) for row in rows.select("value").collect())
+
+    query = stream.writeStream.foreachBatch(note).start()
+    while query.status["message"] != "Waiting for data to arrive":
+        time.sleep(0.05)
+    for _ in range(_BATCHES):
+        append(repr(time.time()).encode())
+        time.sleep(_PAUSE_S)
+    query.processAllAvailable()
+    return _arrivals(late, query)
+
+
+def _rate_arrives(spark: SparkSession) -> Figures:
+    late: list[float] = []
+
+    def note(rows: DataFrame, number: int) -> None:
+        late.extend(time.time() - row.timestamp.timestamp() - 1 for row in rows.collect())
+
+    query = spark.readStream.format("rate").option("rowsPerSecond", 1).load().writeStream.foreachBatch(note).start()
+    while len(late) < _BATCHES:
+        time.sleep(0.05)
+    return _arrivals(late, query)
+
+
+def _arrivals(late: list[float], query: StreamingQuery) -> Figures:
+    """The times without the first ones, when workers start; and the CPU of JVM and driver while nothing is appended."""
+    began = usage().jvm_seconds + time.process_time()
+    time.sleep(_IDLE_S)
+    used = usage().jvm_seconds + time.process_time() - began
+    query.stop()
+    found = sorted(late[5:])
+    return {
+        "p50 ms": percentile(found, 50) * 1000,
+        "p90 ms": percentile(found, 90) * 1000,
+        "idle CPU %": used / _IDLE_S * 100,
+    }
 
 
 def _fresh(inputs: Inputs, name: str) -> str:

@@ -21,6 +21,7 @@ from loglib.config.times import to_datetime
 from ours import open_topic
 
 VALUE_BYTES = 200
+KEYS = 10_000  # of the keyed input
 _CALL_MESSAGES = 10_000
 _MADE_MESSAGES = 200_000  # made once, and appended again and again; Parquet finds no repetition at this distance
 _TUPLES_SHARE = 20
@@ -35,6 +36,13 @@ class Past(NamedTuple):
     archive: str
     everything: str
     narrow: tuple[datetime, datetime]  # times in the middle of the archive
+
+
+class Keyed(NamedTuple):
+    """Records with keys, as a topic and as Parquet files."""
+
+    topic: str
+    snappy: str
 
 
 @dataclass(frozen=True)
@@ -63,12 +71,17 @@ class Inputs:
         return write_topic(self.directory / "topics" / "few", self.few_messages)
 
     @cached_property
+    def keyed(self) -> Keyed:
+        topic = write_topic(self.directory / "topics" / "keyed", self.messages, keyed=True)
+        return Keyed(topic, self._parquet(topic, "keyed-snappy", "snappy"))
+
+    @cached_property
     def snappy(self) -> str:
-        return self._parquet("snappy")
+        return self._parquet(self.topic, "snappy", "snappy")
 
     @cached_property
     def uncompressed(self) -> str:
-        return self._parquet("none")
+        return self._parquet(self.topic, "none", "none")
 
     @cached_property
     def past(self) -> Past:
@@ -86,9 +99,9 @@ class Inputs:
             start = next(iter(topic.partition(0).read(middle))).time
         return Past(path, archive, everything, (start, start + _NARROW))
 
-    def _parquet(self, compression: str) -> str:
-        path = str(self.directory / compression)
-        self.spark.read.format("loglib").load(self.topic).write.option("compression", compression).parquet(path)
+    def _parquet(self, topic: str, name: str, compression: str) -> str:
+        path = str(self.directory / name)
+        self.spark.read.format("loglib").load(topic).write.option("compression", compression).parquet(path)
         return path
 
 
@@ -96,11 +109,12 @@ def whole_calls(messages: int) -> int:
     return -(-messages // _CALL_MESSAGES) * _CALL_MESSAGES
 
 
-def write_topic(path: Path, messages: int, *, partitions: int = 4) -> str:
-    """A topic of this many messages without keys, not synced; the path."""
+def write_topic(path: Path, messages: int, *, partitions: int = 4, keyed: bool = False) -> str:
+    """A topic of this many messages, not synced; the path."""
     values = values_of(str(VALUE_BYTES), min(messages, _MADE_MESSAGES))
+    keys = [b"user-%06d" % (number * 7919 % KEYS) for number in range(_CALL_MESSAGES)] if keyed else None
     with open_topic(path, flush="no fsync", partitions=partitions) as topic:
         for start in range(0, messages, _CALL_MESSAGES):
             first = start % len(values)
-            topic.append_many(values[first : first + _CALL_MESSAGES])
+            topic.append_many(values[first : first + _CALL_MESSAGES], keys=keys)
     return str(path)

@@ -44,7 +44,7 @@ def lengths(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def register(spark: SparkSession) -> None:
     """Let the session find the formats of this module."""
-    for source in (Floor, FloorStream, FloorSink, Tuples):
+    for source in (Floor, FloorStream, FloorSink, Lines, Tuples):
         spark.dataSource.register(source)
 
 
@@ -151,6 +151,39 @@ class FloorStreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         freeze_worker()
         yield pa.RecordBatch.from_arrays([pa.array([b"x"], pa.binary())], names=["value"])
+
+
+class Lines(DataSource):
+    """The lines of a file that grows, with the fewest steps that a stream can have."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "bench_lines"
+
+    def schema(self) -> str:
+        return "value binary"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LinesReader(self.options["path"])
+
+
+class LinesReader(FloorStreamReader):
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return {"next": os.stat(self._path).st_size}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition((start["next"], end["next"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        freeze_worker()
+        start, end = partition.value
+        with open(self._path, "rb") as file:
+            file.seek(start)
+            lines = file.read(end - start).splitlines()
+        yield pa.RecordBatch.from_arrays([pa.array(lines, pa.binary())], names=["value"])
 
 
 class FloorSink(DataSource):

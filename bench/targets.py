@@ -124,15 +124,20 @@ def _ratio(results: Results, case: str, run: str, other: str, least: float, word
     ratio, best = results.ratio(case, run, other), results.best_ratio(case, run, other)
     if ratio is None:
         return None
-    figure, target = f"{ratio:.2f} {words} (best rounds {best:.2f})", f">= {least:g}"
+    figure = f"{ratio:.2f} {words} (best rounds {best:.2f})"
     floor = next((each for each in results.cases[case] if each.startswith(f"{FLOOR}:")), other)
     reached = None if floor == other else results.ratio(case, floor, other)
     if reached is not None:
         figure += f"; the floor: {reached:.2f}"
-        if reached < least:
-            least = _OF_A_FLOOR * reached
-            target = f">= {least:.2f}, {_OF_A_FLOOR:g} of the floor"
+    least, target = at_least(least, reached)
     return Check(case, figure, target, ratio >= least)
+
+
+def at_least(least: float, floor: float | None) -> tuple[float, str]:
+    """A target and its text. If the floor of the figure lies below it, a share of the floor takes its place."""
+    if floor is None or floor >= least:
+        return least, f">= {least:.3g}"
+    return _OF_A_FLOOR * floor, f">= {_OF_A_FLOOR * floor:.2f}, {_OF_A_FLOOR:g} of the floor"
 
 
 def _single_append(results: Results) -> list[Check]:
