@@ -68,11 +68,14 @@ class Batch(Shown):
     """
 
     __slots__ = (
-        "_body_at", "_data", "_first", "_header", "_headers", "_keys", "_layout", "_source", "_stop", "_timestamps",
-        "_values", "partition",
+        "_body_at", "_data", "_first", "_header", "_headers", "_keys", "_layout_or_none", "_source", "_stop",
+        "_timestamps", "_values", "partition",
     )  # fmt: skip
 
-    def __init__(self, partition: int, header: Header, data: bytes, body_at: int, source: Source) -> None:
+    def __init__(
+        self, partition: int, header: Header, data: bytes, body_at: int, source: Source,
+        values: list[bytes | None] | None = None,
+    ) -> None:  # fmt: skip
         self.partition = partition
         self._header = header
         self._data = data
@@ -80,14 +83,21 @@ class Batch(Shown):
         self._source = source
         self._first = 0
         self._stop = header.record_count
-        self._layout: Layout = layout(header)
-        self._values: list[bytes | None] | None = None
+        self._layout_or_none: Layout | None = None
+        self._values = values  # if the caller has decoded them
         self._keys: list[bytes | None] | None = None
         self._timestamps: list[int] | None = None
         self._headers: list[Headers] | None = None
 
     def __len__(self) -> int:
         return self._stop - self._first
+
+    @property
+    def _layout(self) -> Layout:
+        found = self._layout_or_none
+        if found is None:
+            found = self._layout_or_none = layout(self._header)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the records that the batch shows, not the block or the rest of the stored batch.

@@ -40,8 +40,9 @@ value lies inside its column. This module does no I/O and keeps no state: bytes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from struct import Struct
 from typing import NamedTuple
 
@@ -323,6 +324,12 @@ def parse_header(buffer: Buffer, position: int, *, salt: int, offset: int) -> He
 def unchecked_header(buffer: Buffer, position: int) -> Header:
     """The fields of the header at `position`, which the caller has checked or will check."""
     return tuple.__new__(Header, _HEADER.unpack_from(buffer, position))  # as `new_tuple` in record.py
+
+
+def unchecked_headers(buffer: bytes, positions: Sequence[int]) -> list[Header]:
+    """The fields of many headers, as `unchecked_header` has them, in loops in C."""
+    found = b"".join(buffer[position : position + HEADER_BYTES] for position in positions)
+    return list(map(tuple.__new__, repeat(Header), _HEADER.iter_unpack(found)))
 
 
 def _check_sizes(header: Header) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..format.batch import Batch, Source
 from ..format.chain import End
 from ..format.columns import decode_binary
-from ..format.header import HEADER_BYTES, unchecked_header
+from ..format.header import HEADER_BYTES, unchecked_headers
 from ..format.record import Record, new_tuple
 from ..segment import SegmentReader
 
@@ -163,16 +163,24 @@ class Bundle:
         take = slice(self._first, self._stop)
         return map(self._block.__getitem__, map(slice, items.starts[take].tolist(), items.ends[take].tolist()))
 
-    def batches(self) -> Iterator[Batch]:
-        """The records batch by batch; the first and the last batch may be shown in part."""
-        facts, block, start, end = self.facts, self._block, self.offset_of(0), self.next_offset
+    def batches(self) -> list[Batch]:
+        """The records batch by batch, with their values; the first and the last batch may be shown in part."""
+        facts, block, count = self.facts, self._block, len(self)
         numbers = facts.batches_of(self._first, self._stop)
-        for place in facts.positions[numbers.start : numbers.stop].tolist():
-            header = unchecked_header(block, place)
-            source = new_tuple(Source, (self.path, self._position + place))
-            batch = Batch(self.partition, header, block, place + HEADER_BYTES, source)
-            is_whole = header.base_offset >= start and header.next_offset <= end
-            yield batch if is_whole else batch.between(start, end)
+        if not numbers:
+            return []
+        positions, firsts = (each[numbers.start : numbers.stop] for each in (facts.positions, facts.first_records))
+        headers = unchecked_headers(block, positions.tolist())
+        bodies = (positions + HEADER_BYTES).tolist()
+        sources = list(map(new_tuple, repeat(Source), zip(repeat(self.path), (positions + self._position).tolist())))
+        starts, values = (firsts - self._first).tolist(), list(self._values())
+        shown = map(values.__getitem__, map(slice, starts, [*starts[1:], count]))
+        found = list(map(Batch, repeat(self.partition), headers, repeat(block), bodies, sources, shown))
+        for at, is_part in ((0, starts[0] < 0), (-1, starts[-1] + headers[-1].record_count > count)):
+            if is_part:
+                whole = Batch(self.partition, headers[at], block, bodies[at], sources[at])
+                found[at] = whole.between(self.offset_of(0), self.next_offset)
+        return found
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The columns of all records, as in `Batch.to_arrow`. Keys and values are copied once."""
