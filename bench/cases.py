@@ -303,25 +303,25 @@ _FILES = {
 
 def _small_batch_cases(sizes: Sizes) -> list[Case]:
     """Reading what a program that flushes each call has written."""
-    return [
-        Case(
-            f"{title}[200B, batches of {per_call}]",
-            tuple(
-                Run(
-                    label,
-                    Job(kind, {"system": system, "shape": "200", "messages": messages}),
-                    Job("fill", {
-                        "system": "loglib", "shape": "200", "messages": messages, "per_call": per_call,
-                        "flush": "each call, no fsync",
-                    }),
-                )
-                for label, system in ((OURS, "loglib"), (f"{OURS}, batch by batch", "loglib, alone"))
-            ),
-            sizes.few_repeats,
+
+    def case(title: str, kind: str, per_call: int, messages: int, other: tuple[str, str]) -> Case:
+        options: dict[str, Option] = {"shape": "200", "messages": messages, "per_call": per_call}
+        fill = Job("fill", {"system": "loglib", **options, "flush": "each call, no fsync"})
+        runs = tuple(
+            Run(label, Job(kind, {"system": system, **options}), None if system == "checked slices" else fill)
+            for label, system in ((OURS, "loglib"), other)
         )
-        for title, kind in (("read records", "read_records"), ("arrow", "read_arrow"))
-        for per_call, messages in ((1, sizes.messages // 10), (50, sizes.messages))
-    ]  # fmt: skip
+        return Case(f"{title}[200B, batches of {per_call}]", runs, sizes.few_repeats)
+
+    alone, floor = (f"{OURS}, batch by batch", "loglib, alone"), (f"{FLOOR}: CRC and slices", "checked slices")
+    return [
+        *(
+            case(title, kind, per_call, messages, alone)
+            for title, kind in (("read records", "read_records"), ("arrow", "read_arrow"))
+            for per_call, messages in ((1, sizes.messages // 10), (50, sizes.messages))
+        ),
+        case("read values", "read_columns", 10, 3 * sizes.messages // 5, floor),
+    ]
 
 
 def _read_case(
@@ -549,6 +549,7 @@ def _copy_cases(sizes: Sizes) -> list[Case]:
     fill = Job("fill_large", {"megabytes": megabytes})
     systems = (
         (OURS, "loglib"), (f"{OURS}, over a socket", "stream"), (f"{OURS}, over TLS", "tls"), (CP, "cp"),
+        (f"{FLOOR}: read, CRC, write, sync", "floor"),
     )  # fmt: skip
     copies = [Run(label, Job("mirror_cold", {"system": system}), fill) for label, system in systems]
     behind = Run(OURS, Job("mirror_behind", {"messages": sizes.messages // 5}))

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 import loglib
+from floors import copy_and_check
 from inputs import values_of
 from large_logs import drop_pages
 from loglib import Topic
@@ -43,6 +44,8 @@ def mirror_cold(directory: Path, options: Options) -> Measurement:
         case "cp":
             subprocess.run(["cp", "-r", source, to], check=True)
             os.sync()
+        case "floor":
+            copy_and_check(segments, to)
         case "stream":
             _mirror_over_a_stream(source, to)
         case "tls":

@@ -61,6 +61,17 @@ def records_of(values: list[bytes], keys: list[bytes] | None) -> Iterator[Record
         yield from list(map(tuple.__new__, repeat(Record), fields))
 
 
+def checked_slices(messages: int, per_batch: int) -> Iterator[list[bytes]]:
+    """Cut values of 200 bytes out of a block that is in memory, batch by batch, each with its CRC-32C."""
+    block = bytes(BLOCK_BYTES)
+    view, size = memoryview(block), 200 * per_batch
+    starts = range(0, len(block) - size, size)
+    for number in range(messages // per_batch):
+        start = starts[number % len(starts)]
+        iscsi(view[start : start + size])
+        yield [block[at : at + 200] for at in range(start, start + size, 200)]
+
+
 def pread_and_check(path: Path) -> None:
     """Read blocks of 1 MiB and compute the CRC-32C of each."""
     fd = os.open(path, os.O_RDONLY)
@@ -69,3 +80,16 @@ def pread_and_check(path: Path) -> None:
         iscsi(block)
         position += len(block)
     os.close(fd)
+
+
+def copy_and_check(paths: list[Path], to: Path) -> None:
+    """Copy files in blocks of 1 MiB, compute the CRC-32C of each block, and sync each file."""
+    to.mkdir()
+    for path in paths:
+        source, copy = os.open(path, os.O_RDONLY), os.open(to / path.name, os.O_CREAT | os.O_WRONLY)
+        while block := os.read(source, BLOCK_BYTES):
+            iscsi(block)
+            os.write(copy, block)
+        os.fdatasync(copy)
+        os.close(copy)
+        os.close(source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,13 @@ def _column_reader(directory: Path, options: Options) -> Callable[[], Iterable[S
         system = "loglib"
     if system == "slices":
         return _slices(options)
+    if system == "checked slices":
+        from floors import checked_slices
+
+        return partial(checked_slices, options.number("messages"), options.number("per_call"))
     if system == "loglib":
+        import numpy  # noqa: F401 - a reader of small batches would import it in the first round
+
         from ours import batches
 
         return lambda: (batch.values for batch in batches(directory))

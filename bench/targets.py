@@ -81,6 +81,7 @@ _RATIOS = (
     ("to_arrow[200B]", OURS, f"{FLOOR}: pread and CRC", 0.6, "of pread and CRC"),
     ("to_arrow[200B]", f"{OURS}, value alone", f"{FLOOR}: pread and CRC", 0.75, "of pread and CRC, value alone"),
     ("read records[200B, batches of 50]", OURS, f"{OURS}, batch by batch", 1.2, "x batch by batch"),
+    ("read values[200B, batches of 10]", OURS, f"{FLOOR}: CRC and slices", 0.75, "of CRC and slices, batch by batch"),
     ("arrow[200B, batches of 50]", OURS, f"{OURS}, batch by batch", 4.5, "x batch by batch"),
     (_GROUP, f"{OURS}, topic.group().follow", f"{OURS}, topic.follow", 0.9, "of following without a group"),
     ("append[200B, one a call, fsync each call]", OURS, MACHINE, 1 / 1.25, "of write and fdatasync"),
