@@ -182,6 +182,20 @@ def _synced_write_cases(sizes: Sizes) -> list[Case]:
         ),
         sizes.few_repeats,
     )
+    few_a_call = [
+        Case(
+            f"append_many[200B, batch={rows}, fsync each call]",
+            tuple(
+                Run(label, _write(system, sizes, "200", rows, flush=flush, messages=rows * sizes.synced_calls))
+                for label, system, flush in (
+                    (OURS, "loglib", "fsync"), (MACHINE, "raw", "fsync"), (SQLITE, "sqlite3", "fsync"),
+                    (f'{OURS}, durability="os"', "loglib", "each call, no fsync"),
+                )
+            ),
+            sizes.few_repeats,
+        )
+        for rows in (10, 100)
+    ]  # fmt: skip
     many_a_call = Case(
         "append_many[200B, batch=10000, fsync each call]",
         tuple(
@@ -198,7 +212,7 @@ def _synced_write_cases(sizes: Sizes) -> list[Case]:
         ),
         sizes.repeats,
     )
-    return [one_a_call, many_a_call, threads]
+    return [one_a_call, *few_a_call, many_a_call, threads]
 
 
 def _partitioned_cases(sizes: Sizes) -> list[Case]:

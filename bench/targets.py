@@ -39,6 +39,7 @@ _SINGLE = "append[200B, one a call, default flush policy]"
 _SPREAD = "append_many[16B key + 200B, batch=10000, 8 partitions, no fsync]"
 _TABLE = "append_arrow[200B, one table, no fsync]"
 _SPREAD_TABLE = "append_arrow[16B key + 200B, one table, 8 partitions, no fsync]"
+_SYNCED = "append[200B, one a call, fsync each call]"
 _THREADS = "append[200B, one a call, sync=True, 16 threads]"
 _FOLLOW = "follow[200B, 1000 messages/s, another process, flush each, no fsync]"
 _GROUP = "group[200B records, 4 partitions]"
@@ -84,12 +85,15 @@ _RATIOS = (
     ("read values[200B, batches of 10]", OURS, f"{FLOOR}: CRC and slices", 0.75, "of CRC and slices, batch by batch"),
     ("arrow[200B, batches of 50]", OURS, f"{OURS}, batch by batch", 4.5, "x batch by batch"),
     (_GROUP, f"{OURS}, topic.group().follow", f"{OURS}, topic.follow", 0.9, "of following without a group"),
-    ("append[200B, one a call, fsync each call]", OURS, MACHINE, 1 / 1.25, "of write and fdatasync"),
+    (_SYNCED, OURS, MACHINE, 1.0, "of write and fdatasync"),
+    (_SYNCED, OURS, SQLITE, 1.1, "x sqlite3, synchronous=FULL"),
+    ("append_many[200B, batch=10, fsync each call]", OURS, SQLITE, 1.3, "x sqlite3, synchronous=FULL"),
+    ("append_many[200B, batch=100, fsync each call]", OURS, SQLITE, 2.0, "x sqlite3, synchronous=FULL"),
     ("mirror[2 GB, cold, synced]", OURS, CP, 0.7, "of cp and sync"),
     (f"append_many[200B, batch=10000, default flush policy, {_REPLICAS}]", TWICE, OURS, 0.6, _OF_ONE),
-    (f"append[200B, one a call, sync=True, {_REPLICAS}]", TWICE, OURS, 0.45, _OF_ONE),
+    (f"append[200B, one a call, sync=True, {_REPLICAS}]", TWICE, OURS, 0.6, _OF_ONE),
     (f"append[200B, one a call, sync=True, 16 threads, {_REPLICAS}]", TWICE, OURS, 0.7, _OF_ONE),
-    (_THREADS, OURS, SQLITE, 5.0, "x sqlite3, synchronous=FULL"),
+    (_THREADS, OURS, SQLITE, 6.0, "x sqlite3, synchronous=FULL"),
     (_TURNS, OURS, ALONE, 0.8, "of one process"),
     (_TURNS, OURS, SQLITE, 10.0, "x sqlite3"),
     (_JOBS, OURS, f"{SQLITE}, UPDATE RETURNING, DELETE", 3.0, "x sqlite3"),
@@ -126,7 +130,7 @@ def _ratio(results: Results, case: str, run: str, other: str, least: float, word
     if ratio is None:
         return None
     figure = f"{ratio:.2f} {words} (best rounds {best:.2f})"
-    floor = next((each for each in results.cases[case] if each.startswith(f"{FLOOR}:")), other)
+    floor = next((each for each in results.cases[case] if each.startswith((f"{FLOOR}:", MACHINE))), other)
     reached = None if floor == other else results.ratio(case, floor, other)
     if reached is not None:
         figure += f"; the floor: {reached:.2f}"
