@@ -219,6 +219,9 @@ class Cursor(NotCopyable):
                 raise CorruptLogError(segment.path, position, "the end of the file", f"data up to offset {stop}")
             self.log.refresh()  # the writer may have rolled since the last look
             looked_again = True
+        # A reader that waits here must not keep what retention has dropped: the disk has no room until it is closed.
+        if self._segment is not None and self._segment.base_offset < self.log.published().log_start_offset:
+            self.leave()
         return []
 
     def _pieces(self, segment: SegmentReader, stop: int, limit: int) -> list[Piece]:
