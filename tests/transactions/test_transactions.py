@@ -1,6 +1,7 @@
 """Transactions: all of their records become visible at once, or never, and each version once."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,7 +13,8 @@ from transacted import all_values, append_to_all, store_of
 
 import loglib
 from conftest import Clock, crash_copy, sound, values_of
-from loglib import CommitPendingError, FencedError, LogClosedError, LogError, Topic, transaction
+from loglib import CommitPendingError, FencedError, LogClosedError, LogError, LogMovedError, Topic, transaction
+from loglib.errors import ForkedHandleError
 from loglib.transactions.store import Store
 
 Open = Callable[..., Topic]
@@ -339,3 +341,42 @@ def test_repeated_version_tells_what_keeps_it_waiting(pair: tuple[Topic, Topic])
         tx.append(bills, b"x")
     held.release()
     assert tx.repeated
+
+
+@pytest.mark.parametrize("how", ["raises", "returns"])
+@pytest.mark.parametrize("records", [10, 3000])
+def test_forked_child_that_leaves_the_block_of_a_transaction_harms_nothing(
+    tmp_path: Path, how: str, records: int
+) -> None:
+    """It removed the files of its parent's transaction."""
+    parent = os.getpid()
+
+    def commit(topic: Topic) -> None:
+        with transaction("app") as tx:
+            tx.append_many(topic, [b"y" * 1000] * records)
+            child = os.fork()
+            if child:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+                tx.append(topic, b"z")
+            elif how == "raises":
+                raise KeyError("the child's work has failed")
+
+    with Topic.create(tmp_path / "t") as topic:
+        try:
+            commit(topic)
+        except (KeyError, ForkedHandleError):
+            if os.getpid() != parent:
+                os._exit(3)
+            raise
+        assert [record.value for record in topic.read()] == [b"y" * 1000] * records + [b"z"]
+
+
+def test_transaction_whose_staged_file_is_gone_is_not_committed(tmp_path: Path) -> None:
+    """Committed, it would stop all later ones."""
+    with Topic.create(tmp_path / "t") as topic:
+        with pytest.raises(LogMovedError, match="nothing is committed"), transaction("app") as tx:
+            tx.append_many(topic, [b"y" * 1000] * 3000)
+            shutil.rmtree(tmp_path / "t" / "staging")
+        with transaction("app") as tx:
+            tx.append(topic, b"next")
+        assert [record.value for record in topic.read()] == [b"next"]

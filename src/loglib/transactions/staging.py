@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from ..append.batching import Load, chunks, encode_all
 from ..append.open_batch import OpenBatch
 from ..config.policies import TopicConfig
-from ..errors import CorruptLogError, LogError
+from ..errors import CorruptLogError, ForkedHandleError, LogError, LogMovedError
 from ..format.chain import End
 from ..format.codec import codec_id
 from ..format.header import (
@@ -100,10 +100,16 @@ class Portion(NotCopyable):
         self.drain(files, self.fd, self.at + self.size_bytes - self.buffered_bytes)
 
     def sync(self, files: Files, directory: str, permissions: int, *, large_bytes: int) -> None:
-        """Make the file durable, except its name. A large one gets a copy of its headers. Synced."""
+        """Make the file durable, except its name. A large one gets a copy of its headers. Synced.
+
+        `LogMovedError` if its name does not lead to it: what is committed could not be applied.
+        """
+        path = os.path.join(directory, self.name)
+        if not files.same_file(self.fd, path):
+            raise LogMovedError(path, "was removed, or another file put in its place: nothing is committed")
         files.datasync(self.fd)
         if self.at and self.size_bytes >= large_bytes:
-            path = os.path.join(directory, self.name + HEADERS)
+            path += HEADERS
             files.fill(files.create(path, permissions), b"".join(self.headers))
             self.is_segment = True
 
@@ -220,12 +226,18 @@ class Stage(NotCopyable):
 
     def __init__(self, files: Files, now: Callable[[], int]) -> None:
         self.attempt = files.random_bytes(16).hex()
+        self._pid = os.getpid()
         self._files = files
         self._now = now
         self._sections: dict[tuple[str, int], Staged] = {}
         self._spilled = False
         self._permissions = 0o600
         self._locks: dict[str, Lock | None] = {}  # of its directories, by topic: a locked one is not swept
+
+    def check_not_forked(self, what: str) -> None:
+        """`ForkedHandleError` in a forked child: the files are its parent's."""
+        if os.getpid() != self._pid:
+            raise ForkedHandleError(what, self._pid)
 
     def section(self, topic_path: str, identity: Identity, config: TopicConfig) -> Staged:
         """The section of a partition."""
@@ -283,9 +295,9 @@ class Stage(NotCopyable):
                 closing.callback(lock.release)
 
     def discard(self) -> None:
-        """Close and remove the files."""
+        """Close and remove the files. A forked child only closes them: its parent may commit them."""
         self.close()
-        if self._spilled:
+        if self._spilled and os.getpid() == self._pid:
             for path in {each.topic_path for each in self._sections.values()}:
                 remove_attempt(self._files, path, self.attempt)
 

@@ -32,11 +32,20 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from ..errors import CorruptLogError, ForkedHandleError, LogClosedError, LogError, LogMovedError, StorageIOError
+from ..errors import (
+    CorruptLogError,
+    ForkedHandleError,
+    LogClosedError,
+    LogError,
+    LogMovedError,
+    StorageFullError,
+    StorageIOError,
+)
 from ..log.store_pointer import STORE_FILE, lost_store, read_pointer
 from ..log.topic_file import new_aside, put_in_place
 from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, newest_checkpoint, numbers
 from ..system.directory import Directory
+from ..system.failures import is_full
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.reentry import enter
@@ -359,6 +368,10 @@ class Store(NotCopyable):
                 except FileNotFoundError:  # it was old, and removed as an orphan
                     temporary = None
                     continue
+                except OSError as error:
+                    if is_full(error):  # the directory has no room for the name
+                        raise StorageFullError(directory.path_of(name_of(linked.number)), error) from error
+                    raise
                 if not self._was_checkpointed(directory, linked.number):
                     self._add(linked)
                 elif not self._state.has(linked):
@@ -383,8 +396,10 @@ class Store(NotCopyable):
         name = f".{self.files.random_bytes(16).hex()}{_TEMPORARY}"
         try:
             directory.write_new(name, content, self._permissions)
-        except BaseException:
+        except BaseException as error:
             self._drop(directory, name)
+            if isinstance(error, OSError) and is_full(error):  # nothing is committed, and nothing in doubt
+                raise StorageFullError(directory.path_of(name), error) from error
             raise
         return name
 

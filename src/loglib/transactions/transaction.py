@@ -192,6 +192,7 @@ class Transaction(NotCopyable):
         return self._keyless[topic]
 
     def _check_open(self) -> None:
+        self._stage.check_not_forked(f"the transaction of {self.app}")
         if self._over:
             raise LogClosedError(f"the transaction of {self.app} is over; begin another one")
 
