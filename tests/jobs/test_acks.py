@@ -1145,3 +1145,13 @@ def test_member_far_behind_continues_after_retention_has_dropped_what_others_hav
         assert len(topic.partition(0).segments) < 3
         assert [value[:2] for value in values(slow)] == [b"10", b"11"]
     assert only(topic).counts == (12, 0, 0, 0) and caplog.text == ""
+
+
+def test_lag_of_a_share_is_all_of_an_older_log_that_has_grown_past_its_place(
+    topic: Topic, open_topic: Open, path: Path, tmp_path: Path
+) -> None:
+    """No member can join, so nothing must look as if all but the last records was handled."""
+    older = restored_and_grown(topic, open_topic, path, tmp_path, 5, values)
+    end = older.partition(0).high_watermark
+    assert only(older).is_of_another_log and only(older).next_offset < end
+    assert older.stats().shares["mail"].partitions[0].lag.bytes == end

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,18 @@ from processes import fork, wait
 from shared_jobs import RECORDS, acks_of, die, only, taken, values, with_records
 
 from conftest import NOW, Clock, UnsyncedFiles
-from loglib import CommitPendingError, CorruptLogError, Job, LogError, Reject, Share, Topic, testing
+from loglib import (
+    CommitPendingError,
+    CorruptLogError,
+    Job,
+    LogError,
+    LogMovedError,
+    Reject,
+    Share,
+    StorageFullError,
+    Topic,
+    testing,
+)
 from loglib.errors import (
     FencedJobError,
     ForkedHandleError,
@@ -31,6 +44,7 @@ from loglib.jobs.directory import ShareDirectory
 from loglib.jobs.entries import ENTRY_BYTES
 from loglib.log import copy_role
 from loglib.system.clock import SYSTEM
+from loglib.system.directory import Directory
 from loglib.testing import Call, FullDisk, WatchedFiles
 from loglib.transactions.apply import Applier
 
@@ -575,3 +589,46 @@ def test_of_two_alterations_at_a_time_the_last_one_counts_in_all_partitions(
     for partition in range(2):
         with closing(directory.acks(partition, 0)) as acks:
             assert acks.state.settings.window == directory.settings().window == 7
+
+
+def test_job_stays_in_hand_if_the_disk_is_full_at_the_commit_of_its_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was pinned for ever, and at last exhausted."""
+    write_new = Directory.write_new
+
+    def full(place: Directory, name: str, content: bytes, permissions: int) -> None:
+        if place.path.endswith(".transactions"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_new(place, name, content, permissions)
+
+    with Topic.create(tmp_path / "mail") as topic:
+        topic.append(b"a", sync=True)
+        with topic.share("mail", dead_letter=tmp_path / "dead", max_attempts=1) as share:
+            job = share.take(0)
+            assert job is not None
+            with monkeypatch.context() as patch:
+                patch.setattr(Directory, "write_new", full)
+                with pytest.raises(StorageFullError):
+                    job.reject("no")
+            job.reject("no")
+    (letter,) = letters(tmp_path / "dead")
+    assert (facts(letter)["reason"], facts(letter)["attempts"]) == ("no", "1")
+
+
+@pytest.mark.parametrize("how", ["moved", "removed"])
+def test_topic_that_was_moved_is_not_damaged_when_a_job_is_rejected(tmp_path: Path, how: str) -> None:
+    with Topic.create(tmp_path / "mail") as topic:
+        topic.append(b"a", sync=True)
+    with (
+        suppress(LogError), Topic.open(tmp_path / "mail", mode="r") as topic,
+        topic.share("mail", dead_letter=tmp_path / "dead") as share,
+    ):  # fmt: skip
+        job = share.take(0)
+        assert job is not None
+        if how == "moved":
+            (tmp_path / "mail").rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(tmp_path / "mail")
+        with pytest.raises(LogMovedError):
+            job.reject("no")

@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from ..append.stats import SharePartitionStats, ShareStats
-from ..errors import CorruptLogError, GroupBusyError, LogError, ShareReplacedError
+from ..errors import CorruptLogError, GroupBusyError, LogError, LogMovedError, ShareReplacedError
 from ..groups.administration import check_no_members as check_no_group_members
 from ..groups.administration import check_no_readers as check_no_group_readers
 from ..log.lag import measure_lag
@@ -52,10 +52,11 @@ class SharePartition(NamedTuple):
     blocked_by: str  # "window" or "max_in_hand" if no fresh record may be begun; else ""
     deferred: int = 0  # of the free ones, those that wait for earlier records of their keys
     dead_letters_due: int = 0  # records that are never handled again, and whose dead letters are not written yet
+    is_of_another_log: bool = False  # the log is not the one whose records the share has settled: nobody can join
 
     def unbegun_from(self, end: int) -> int:
         """The offset from which on no record of a log with this end was begun. 0 if an older log was put in place."""
-        return self.next_offset if self.next_offset <= end else 0
+        return 0 if self.is_of_another_log or self.next_offset > end else self.next_offset
 
 
 class ShareInfo(NamedTuple):
@@ -72,8 +73,8 @@ def inspect(directory: ShareDirectory) -> ShareInfo:
     directory.require()
     try:
         return _inspect(directory)
-    except CorruptLogError:
-        directory.require()  # a share that was just deleted is not damaged
+    except (CorruptLogError, LogMovedError):
+        directory.require()  # a share that was just deleted is neither damaged nor moved
         raise
 
 
@@ -83,8 +84,19 @@ def _inspect(directory: ShareDirectory) -> ShareInfo:
     partitions = {}
     for partition in directory.partitions():
         with closing(directory.acks(partition, 0)) as acks:
-            partitions[partition] = _inspected(acks.state, names, directory.clock.moment().boottime_us)
+            found = _inspected(acks.state, names, directory.clock.moment().boottime_us)
+            partitions[partition] = found._replace(is_of_another_log=_is_of_another_log(directory, acks))
     return ShareInfo(directory.name, directory.settings(), {each.name: each for each in members}, partitions)
+
+
+def _is_of_another_log(directory: ShareDirectory, acks: AckLog) -> bool:
+    try:
+        directory.check_history(acks)
+    except ShareReplacedError:
+        return True
+    except LogError:  # a damaged log is reported where it is read
+        return False
+    return False
 
 
 def settled_to(directory: ShareDirectory) -> dict[int, int]:

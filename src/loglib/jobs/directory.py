@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..config.arguments import check_count, check_names
-from ..errors import CorruptLogError, GroupNotFoundError, ShareMismatchError, ShareReplacedError
+from ..errors import CorruptLogError, GroupNotFoundError, LogMovedError, ShareMismatchError, ShareReplacedError
 from ..format import checked_json
 from ..groups.directory import ALL, GROUPS, has_one_of, make_subdirectory, names_in, put_whole
 from ..log import copy_role
@@ -146,10 +146,15 @@ class ShareDirectory(NamedTuple):
     # --- settings ------------------------------------------------------------------------------------
 
     def settings(self) -> Settings:
-        """The stored settings. `CorruptLogError` if the file is missing or damaged, or is of another topic."""
+        """The stored settings. `CorruptLogError` if the file is missing or damaged, or is of another topic.
+
+        `LogMovedError` if the share's directory is gone, with its topic.
+        """
         path = os.path.join(self.path, _SETTINGS)
         found = checked_json.read(self.files, path, _MOST_BYTES, self._parse, _WHAT)
         if found is None:
+            if not self.files.exists(self.path):
+                raise LogMovedError(self.path, "was moved or removed")
             raise CorruptLogError(path, 0, "no file", _WHAT)
         return found
 
