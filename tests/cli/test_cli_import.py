@@ -168,6 +168,43 @@ def test_line_above_the_limit_can_be_skipped_or_split(cli: Cli, tmp_path: Path, 
     assert "4 lines of more than 5 bytes were skipped" in keyed.errors
 
 
+@pytest.mark.parametrize("found", [("--key-separator", ":"), ("--key-regex", "^([a-z]+):")], ids=["separator", "regex"])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\nv:2\n"])
+def test_pieces_of_a_line_have_its_key_and_its_time(
+    cli: Cli, tmp_path: Path, found: tuple[str, str], end: bytes
+) -> None:
+    """Each piece was searched as if it were a line, so what looked like a key in it was cut out of it."""
+    with Topic.open(tmp_path / "t", create=True, max_record_bytes=60, **QUIET):
+        pass
+    line = b"user: 2024-05-01T12:00:00Z {'a': 1, 'b': 'xx:2025-01-01T00:00:00Z:xxxxxxxxxxxx:xxxxxxxxxxxxxxxxxxxxxxxx'}"
+    (tmp_path / "log").write_bytes(line + end)
+    regex = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+    for _ in range(2):
+        command = ("append", tmp_path / "t", tmp_path / "log", "--long-lines", "split", "--resume", *found)
+        assert cli(*command, "--timestamp-regex", regex).code == 0
+    with Topic.open(tmp_path / "t", mode="r") as topic:
+        records = [each for each in topic.read() if each.key != b"v"]
+    if end:
+        assert {(each.key, each.time.isoformat()) for each in records} == {(b"user", "2024-05-01T12:00:00+00:00")}
+        joined = b"".join(each.value or b"" for each in records)
+        assert joined == (line if found[0] == "--key-regex" else line.removeprefix(b"user:"))
+
+
+@pytest.mark.parametrize(("how", "left"), [("skip", []), ("keep", [b"a: 2024-99-01T00:00:00Z xxxxxxxxxxxxxxxx"])])
+def test_line_with_a_bad_time_is_skipped_or_kept_with_all_its_pieces(
+    cli: Cli, tmp_path: Path, how: str, left: list[bytes]
+) -> None:
+    with Topic.open(tmp_path / "t", create=True, max_record_bytes=30, **QUIET):
+        pass
+    (tmp_path / "log").write_bytes(b"a: 2024-99-01T00:00:00Z xxxxxxxxxxxxxxxx\nb: 2024-05-01T00:00:00Z\n")
+    done = cli(
+        "append", tmp_path / "t", tmp_path / "log", "--long-lines", "split", "--bad-times", how, "--timestamp-regex",
+        r"\d{4}-\d\d-\d\dT\S+",
+    )  # fmt: skip
+    assert "1 lines with a time that cannot be read" in done.errors
+    assert b"".join(values(tmp_path / "t")) == b"".join([*left, b"b: 2024-05-01T00:00:00Z"])
+
+
 @pytest.mark.parametrize("how", ["stop", "skip", "split"])
 def test_input_without_a_line_end_takes_bounded_memory(tmp_path: Path, how: str) -> None:
     program = """

@@ -106,6 +106,29 @@ def test_hour_that_comes_twice_is_told_apart_by_the_order_of_lines() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("step", [10, 20, 30])
+def test_lines_that_come_at_even_times_show_that_the_clocks_were_put_back(step: int) -> None:
+    reading = times(zone="Europe/Prague")
+    lines = [f"02:{minute:02}:00" for _ in range(2) for minute in range(0, 60, step)]
+    found = [reading.parse(f"2024-10-27 {each}") for each in ["01:55:00", *lines, "03:00:00"]]
+    assert found == sorted(set(found)) and len(found) == 2 + len(lines)
+
+
+@pytest.mark.parametrize(("text", "zone", "year", "utc"), [
+    ("Mar 20 12:00:00 EDT", "America/New_York", 2024, "2024-03-20 16:00"),
+    ("Nov 2 12:00:00 EDT", "America/New_York", 2024, "2024-11-02 16:00"),
+    ("Oct 27 02:10:00 CET", "Europe/Prague", 2024, "2024-10-27 01:10"),
+    ("Oct 27 02:10:00 CEST", "Europe/Prague", 2024, "2024-10-27 00:10"),
+    ("Oct 27 12:00:00 CET", "Europe/Prague", 2024, "2024-10-27 11:00"),
+])  # fmt: skip
+def test_name_of_a_zone_is_looked_up_in_the_year_of_the_time(text: str, zone: str, year: int, utc: str) -> None:
+    """The clocks are put forward and back at another day each year."""
+    reading = times("%b %d %H:%M:%S %Z", zone=zone, year=year)
+    assert f"{reading.parse(text):%Y-%m-%d %H:%M}" == utc
+    with pytest.raises(ValueError, match="EST is the name of several zones, or of none at this time"):
+        reading.parse("Jul 1 12:00:00 EST")
+
+
 def years_of(texts: list[str], changed: datetime = NOW, form: str = "%b %d") -> list[int]:
     reading = times(form)
     reading.begin(reading.first_year(texts, changed))
@@ -121,6 +144,9 @@ def test_years_of_a_file_follow_from_its_leap_days_and_its_last_line() -> None:
     assert years_of(["Feb 29", "Aug  1", "Jan  1", "Aug  1", "Jan  1"]) == [2024, 2024, 2025, 2025, 2026]
     assert years_of(["no time", "Jun  1"][1:], datetime(2020, 6, 2, tzinfo=UTC)) == [2020]
     assert times("%b %d").first_year(["no time"], NOW) is None
+    for late in ("23:59:59", "23:59:60", "24:00:00"):
+        lines = [f"Dec 31 {late}", "Jan 1 00:00:01"]
+        assert years_of(lines, datetime(2024, 1, 1, 0, 0, 2, tzinfo=UTC), "%b %d %H:%M:%S")[1] == 2024
 
 
 def test_what_was_assumed_is_told() -> None:

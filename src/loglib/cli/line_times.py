@@ -32,7 +32,7 @@ _FRACTION = re.compile(r"(\d{6})\d+(?!\d)")
 _LEAP_YEAR = 2000  # has all days, until the year is known
 _MARGIN = timedelta(days=1)  # clocks and zones differ: a time that is ahead by less counts as the present
 _LATE = timedelta(days=31)  # a line may be this late; a time that falls by more belongs to the next year
-_AGAIN = timedelta(minutes=30)  # a time that falls by more, in the hour that comes twice, is in the second one
+_AGAIN = timedelta(minutes=5)  # a time that falls by more, in the hour that comes twice, is in the second one
 _YEARS_BACK = 40
 
 
@@ -93,6 +93,7 @@ class LineTimes:
         self._before: datetime | None = None  # the time of the line before, in the leap year
         self._last: datetime | None = None  # the time of the line before
         self._text: str | None = None  # of the line before: often it is the same
+        self._word: str | None = None  # the name of the zone in the text, such as CEST
 
     def assumed(self) -> list[str]:
         """Messages about what was assumed."""
@@ -124,28 +125,32 @@ class LineTimes:
             if digits not in _UNIT_OF_DIGITS:
                 raise ValueError(f"a number of {digits} digits; give its unit with --timestamp-format s, ms, us or ns")
             return _since_1970(text, _UNIT_OF_DIGITS[digits])
-        more = timedelta(0)
-        try:
-            time = self._read(text)
-        except ValueError as error:
-            text, more = _repaired(text)
-            if not more:
-                raise
-            try:
-                time = self._read(text)
-            except ValueError:
-                raise error from None
+        time, more = self._read_repaired(text)
         if self.needs_year and time.year == _LEAP_YEAR:
             time = self._with_year(time)
         if time.tzinfo is None:
-            time = self._with_zone(time)
+            time = self._with_zone(time) if self._word is None else self._with_zone_name(time, self._word)
         time = time.astimezone(UTC) + more
         if "y" in self._directives and time > self._now() + _MARGIN:
             time = time.replace(year=time.year - 100)
         return time
 
+    def _read_repaired(self, text: str) -> tuple[datetime, timedelta]:
+        """The time that the text names, without the hour 24 or the second 60, and the time to add for it."""
+        try:
+            return self._read(text), timedelta(0)
+        except ValueError as error:
+            text, more = _repaired(text)
+            if not more:
+                raise
+            try:
+                return self._read(text), more
+            except ValueError:
+                raise error from None
+
     def _read(self, text: str) -> datetime:
-        """The time that the text names. Without a year it is in the leap year."""
+        """The time that the text names. Without a year it is in the leap year, and without an offset in no zone."""
+        self._word = None
         if self._form is None:
             return self._with_word(text, datetime.fromisoformat)
         if "f" in self._directives:
@@ -178,10 +183,15 @@ class LineTimes:
             return time.replace(tzinfo=UTC)
         if "/" in word:
             return time.replace(tzinfo=parse_zone(word))
+        self._word = word  # its meaning depends on the year: the clocks are put back at another time each year
+        return time
+
+    def _with_zone_name(self, time: datetime, word: str) -> datetime:
+        """The time in the zone of all lines, at which the zone has this name."""
         for fold in (0, 1) if self._zone is not None else ():
             there = time.replace(tzinfo=self._zone, fold=fold)
             if there.tzname() == word:
-                return time if self.needs_year else there  # the clocks are put back at another time each year
+                return there
         raise ValueError(f"{word} is the name of several zones, or of none at this time; give the zone with --timezone")
 
     def _with_zone(self, time: datetime) -> datetime:
@@ -228,7 +238,7 @@ class LineTimes:
         years, leaps = 0, set()
         for text in texts:
             try:
-                time = self._read(text.strip())
+                time, _ = self._read_repaired(text.strip())
             except ValueError:
                 continue
             later = _years_later(before, time)

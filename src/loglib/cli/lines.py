@@ -40,6 +40,7 @@ class Portion(NamedTuple):
     number: int  # of the first line, from 1 on; counted from where the reading began
     start: int  # where the first line begins, in bytes
     ends: Sequence[int]  # the place after each line and its end
+    goes_on: bool = False  # True for a piece of a long line after the first one
 
 
 class RefusedLine(LogError):
@@ -125,6 +126,7 @@ class LineSource:
         self._rest: list[bytes] = []  # the parts of that line that were read
         self._rest_bytes = 0
         self._skipping = False  # True in a line that was too long
+        self._is_split = False  # True in a line of which a piece was yielded
         while data := self._read():
             yield from self._cut(data)
         if self.is_file:
@@ -136,7 +138,7 @@ class LineSource:
             self.has_open_end = True
         elif self._rest_bytes:
             line = b"".join(self._rest)
-            yield Portion([line], self._number, self._place - len(line), [self._place])
+            yield Portion([line], self._number, self._place - len(line), [self._place], self._is_split)
 
     def _read(self) -> bytes:
         """The next bytes; none at the end, or after a signal when nothing more can be read without waiting."""
@@ -181,9 +183,9 @@ class LineSource:
         self._place += 1  # the line's end
         if self._rest:
             line = b"".join(self._rest)
-            yield Portion([line], self._number, self._place - 1 - len(line), [self._place])
+            yield Portion([line], self._number, self._place - 1 - len(line), [self._place], self._is_split)
         self._number += 1
-        self._rest, self._rest_bytes, self._skipping = [], 0, False
+        self._rest, self._rest_bytes, self._skipping, self._is_split = [], 0, False, False
 
     def _keep(self, part: bytes) -> Iterator[Portion]:
         """Keep a part of a line until the line's end is read. The pieces of a long line are yielded or dropped."""
@@ -207,7 +209,8 @@ class LineSource:
         start, most = self._place - len(line), (len(line) - 1) // self._limit * self._limit
         for at in range(0, most, self._limit):
             piece = line[at : at + self._limit]
-            yield Portion([piece], self._number, start + at, [start + at + self._limit])
+            yield Portion([piece], self._number, start + at, [start + at + self._limit], self._is_split)
+            self._is_split = True
         self._rest, self._rest_bytes = [line[most:]], len(line) - most
 
 

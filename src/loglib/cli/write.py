@@ -154,6 +154,7 @@ class _Columns:
         self._separator, self._headers = separator, headers
         self.has_keys = key is not None or key_regex is not None or separator is not None
         self.searches = key_regex is not None or time_regex is not None
+        self._record_bytes = 0  # the largest size of a key and a value
         self.without_separator = 0  # lines without a key
         self.without_time = 0  # lines that got the present time, because none was found before
         self.begin()
@@ -162,10 +163,13 @@ class _Columns:
         """Begin another file, whose first time is of this year."""
         self.times.begin(year)
         self._time: datetime | None = None  # of the line before
+        # Of the line before, for its further pieces: its key, its time, and whether it is left out.
+        self._line: tuple[bytes | None, datetime | None, bool] = (None, None, False)
 
     def line_limit(self, record_bytes: int) -> int:
         """The largest size of a line, so that it fits into a record together with its key."""
         record_bytes -= headers_bytes(self._headers)
+        self._record_bytes = record_bytes
         if self._key_regex is not None:
             return max(1, record_bytes // 2)
         return max(1, record_bytes - len(self._key or b""))
@@ -178,6 +182,8 @@ class _Columns:
         With "stop" the lines end before the first such time. `is_in` returns True if the line that ends at a place,
         with this key, is in the topic already.
         """
+        if portion.goes_on:
+            return self._rest_of_a_line(portion)
         lines, bad = portion.lines, dict[int, str]()
         if portion.start == 0 and lines[0].startswith(BOM):
             lines = [lines[0].removeprefix(BOM), *lines[1:]]
@@ -191,9 +197,10 @@ class _Columns:
             portion = portion._replace(lines=values)
         if self._headers:
             found["headers"] = [self._headers] * len(lines)
+        keys = found.get("keys") or [None] * len(lines)
+        self._line = (keys[-1], None, False)
         if self._time_regex is None:
             return portion, found, bad
-        keys = found.get("keys") or [None] * len(lines)
         kept: list[int] = []
         times: list[datetime] = []
         for at, line in enumerate(lines):
@@ -208,10 +215,26 @@ class _Columns:
             kept.append(at)
             times.append(self._time or datetime.now(UTC))
             self.without_time += is_new and self._time is None
+        self._line = (keys[-1], times[-1] if times else None, kept[-1:] != [len(lines) - 1])
         if len(kept) < len(lines):
             portion = portion._replace(lines=_at(portion.lines, kept), ends=_at(portion.ends, kept))
             found = {name: _at(column, kept) for name, column in found.items()}
         return portion, found | {"timestamps": times}, bad
+
+    def _rest_of_a_line(self, portion: Portion) -> tuple[Portion, dict[str, Any], dict[int, str]]:
+        """What `find` returns for a further piece of a long line: it has the key and the time of the first one."""
+        key, time, is_left_out = self._line
+        if is_left_out:
+            return portion._replace(lines=[], ends=[]), {}, {}
+        (line,) = portion.lines
+        room = max(1, self._record_bytes - len(key or b""))
+        lines = [line[at : at + room] for at in range(0, len(line), room)]
+        ends = [*(portion.start + room * number for number in range(1, len(lines))), *portion.ends]
+        columns: dict[str, Any] = {"headers": self._headers or None, "timestamps": time}
+        found = {name: [each] * len(lines) for name, each in columns.items() if each is not None}
+        if self.has_keys:
+            found["keys"] = [key] * len(lines)
+        return portion._replace(lines=lines, ends=ends), found, {}
 
     def _separated(self, lines: Sequence[bytes]) -> tuple[list[bytes | None], list[bytes]]:
         """The keys and the values of lines. A line without the separator is a value without a key."""
