@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from loglib.append import arrow_columns
+from loglib.append.arrow_bodies import Rows
 from loglib.append.arrow_columns import Names, open_source
 from loglib.format.arrow import HEADERS_TYPE, SCHEMA
 
@@ -260,5 +261,6 @@ def test_names_of_headers_that_are_not_utf8_are_refused_although_their_type_says
     names = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(np.array([0, 1], "<i4")), pa.py_buffer(b"\xff")])
     pairs = pa.StructArray.from_arrays([names, pa.array([b""])], fields=list(PAIRS))
     headers = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), pairs)
+    rows = Rows(pa.RecordBatch.from_pydict({"value": [b"v"], "headers": headers.cast(HEADERS_TYPE)}))
     with pytest.raises(ValueError, match="a header whose key is not UTF-8"):
-        columns_of(pa.table({"value": [b"v"], "headers": headers.cast(HEADERS_TYPE)}))
+        rows.check(limit_bytes=100)

@@ -97,7 +97,7 @@ def _all_as_first(numbers: Numbers, times: int) -> bool:
 class _HeadersView:
     """The headers of all records: a column of names, a column of values, and the first pair of each record."""
 
-    __slots__ = ("counts", "names", "values")
+    __slots__ = ("_texts", "counts", "names", "values")
 
     def __init__(self, column: pa.ListArray) -> None:
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
@@ -107,7 +107,16 @@ class _HeadersView:
         names, values = pairs.flatten()
         if pairs.null_count or names.null_count or values.null_count:
             raise ValueError("a header whose key or value is null; leave it out, or give it an empty value")
-        self.names, self.values = BinaryView(names), BinaryView(values)
+        self._texts, self.names, self.values = names, BinaryView(names), BinaryView(values)
+
+    def check(self) -> None:
+        """Raise `ValueError` for names that no reader could decode."""
+        self.names.check()
+        self.values.check()
+        try:
+            self._texts.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise ValueError("a header whose key is not UTF-8") from error
 
     def running_sizes(self) -> Numbers:
         """The cumulative size of the headers, in the count of a topic's limits; n + 1 numbers for n records."""
@@ -159,8 +168,7 @@ class Rows:
 
         `first` is the number of the first record, for the message.
         """
-        views = [self.values, self.keys, *([] if self.headers is None else [self.headers.names, self.headers.values])]
-        for view in views:
+        for view in (self.values, self.keys, self.headers):
             if view is not None:
                 view.check()
         running = self._running_sizes()

@@ -243,10 +243,6 @@ def _headers_converter(field: pa.Field) -> _Converter:
                 raise ValueError(f"column {field.name!r}: {error}") from error
             except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
                 raise wanted from error
-        try:
-            column.flatten().field("key").validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"column {field.name!r} has a header whose key is not UTF-8") from error
         return column
 
     return _Converter(convert, copies=kind != HEADERS_TYPE)
