@@ -329,7 +329,7 @@ class Delivery(NotCopyable):
         except OSError as error:
             if not is_out_of_descriptors(error):
                 raise
-            if not self._cursors:
+            if not self._cursors.keys() - {partition}:
                 raise StorageIOError(log.directory, error, "opening it to read; raise the limit (ulimit -n)") from error
             self.close()  # the open files of other partitions may be the reason
             return self._read_block(partition)

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from ..errors import LockedError
 from .clock import monotonic
-from .files import Files
+from .files import Files, with_a_free_descriptor
 from .not_copyable import NotCopyable
 from .process import finish
 from .reentry import refuse
@@ -134,7 +134,11 @@ class Directory(NotCopyable):
 
     def write_new(self, name: str, content: bytes, permissions: int) -> None:
         """Create the file with this content. Synced, except its name: `sync` the directory."""
-        self.files.fill(self.create(name, permissions), content)
+        try:
+            self.files.fill(self.create(name, permissions), content)
+        except OSError as error:
+            error.filename = error.filename or self.path_of(name)
+            raise
 
     def replace(self, name: str, content: bytes, permissions: int) -> None:
         """Give the file this content in one step: it has the old one or the new one. Synced, also its name."""
@@ -161,7 +165,7 @@ class Directory(NotCopyable):
 
     def names(self) -> list[str]:
         """The names of everything in the directory, in no order."""
-        return self.files.listdir(self.fd)
+        return with_a_free_descriptor(self.path, lambda: self.files.listdir(self.fd))
 
     def sizes(self) -> dict[str, int]:
         """Name and size in bytes of everything in the directory, in no order."""

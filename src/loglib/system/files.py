@@ -390,10 +390,14 @@ class Files(SystemCalls):
         """True if the path itself is a directory, and not a link to one."""
         return stat.S_ISDIR(self.facts(path, dir_fd=dir_fd).st_mode)
 
+    def listdir(self, place: str | int) -> list[str]:
+        """The names in a directory, or in an open one, in no order. It takes a descriptor for a moment."""
+        return with_a_free_descriptor(str(place), lambda: SystemCalls.listdir(place))
+
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
         """Name and size in bytes of everything in the directory (in `dir_fd`, if given), in no order."""
         found, place = dict[str, int](), directory if dir_fd is None else dir_fd
-        for name in with_a_free_descriptor(directory, lambda: self.listdir(place)):
+        for name in self.listdir(place):
             try:
                 path = os.path.join(directory, name) if dir_fd is None else name
                 found[name] = self.facts(path, dir_fd=dir_fd).st_size
@@ -444,7 +448,8 @@ class Files(SystemCalls):
         except OSError as error:
             _check_name(path, error)
             raise
-        wanted = permissions | (permissions & 0o444) >> 2
+        # Where the directory above has the setgid bit, its group owns all that is made below: the bit was inherited.
+        wanted = permissions | (permissions & 0o444) >> 2 | self.stat(path).st_mode & stat.S_ISGID
         self._permit(path, wanted, lambda: self.chmod(path, wanted), lambda: self.stat(path))
 
     def make_directories(self, path: str, permissions: int = 0o600) -> None:
