@@ -128,7 +128,15 @@ def _paths(given: str) -> list[str]:
 
 
 def _of_topic(path: str, limits: Limits) -> list[Finding]:
-    """The faults of a topic, or one line that says that it has none."""
+    """The faults of a topic, or one line that says that it has none.
+
+    A topic that is being deleted, or made again, looks damaged for a moment: what is damaged is looked at twice.
+    """
+    found = _found(path, limits)
+    return _found(path, limits) if any(each.code == DAMAGED for each in found) else found
+
+
+def _found(path: str, limits: Limits) -> list[Finding]:
     try:
         topic = Topic.open(path, mode="r")
     except (LogError, OSError, ValueError) as error:

@@ -99,6 +99,16 @@ class _Samples:
 
     def take(self, path: str) -> None:
         """Add the samples of the topic at a path."""
+        is_up = self._look(path)
+        if self._damage:  # a topic that is being deleted, or made again, looks damaged for a moment
+            again = _Samples()
+            again._look(path)
+            self._damage &= again._damage
+        self.add("loglib_up", is_up)
+        self.add("loglib_damage", len(self._damage))
+
+    def _look(self, path: str) -> bool:
+        """Add the samples of what is found, and note damage. False if it was not all found."""
         directory, name = os.path.split(path)
         self._labels, self._damage = {"directory": _text(directory), "topic": _text(name)}, set()
         is_up = False
@@ -109,8 +119,7 @@ class _Samples:
             self._damage.add((error.path, error.file_position))
         except (LogError, OSError, ValueError):  # gone, of a newer format, or not for this user
             pass
-        self.add("loglib_up", is_up)
-        self.add("loglib_damage", len(self._damage))
+        return is_up
 
     def _looked(self, look: Look, topic: Topic) -> bool:
         try:
