@@ -157,7 +157,7 @@ def text_form(
     template = _LONG if long else form
     if template is not None:
         _check_template(template)
-        return b"", lambda record: template.format_map(_texts(record)).encode() + end
+        return b"", lambda record: template.format_map(_texts(record)).encode(errors="surrogateescape") + end
     if is_terminal() and not raw:
         return b"", lambda record: safe(record.value).encode() + end
     return b"", lambda record: (record.value or b"") + end

@@ -254,7 +254,7 @@ def _plain(value: Any) -> Any:
         case bytes():
             return value.decode(errors="backslashreplace")
         case dict():
-            return {str(name): _plain(each) for name, each in value.items()}
+            return _facts([str(name) for name in value], value.values())
         case list() | tuple():
             return [_plain(each) for each in value]
         case datetime():

@@ -26,11 +26,17 @@ from .arrow import schema_of
 _PLACE = ("partition", "offset")  # of a row, for errors
 _MOST_FIELDS = 1000  # of an object whose type is learned: more are keys of data, and the type of no column
 _SHOWN = 60  # characters of a value in an error
-_parse = json.JSONDecoder().decode
 
 
 class _MisfitError(Exception):
     """A value does not fit its type."""
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_parse = json.JSONDecoder(parse_constant=_no_number).decode
 
 
 # Deep nesting, and half of a surrogate pair, which JSON may name and UTF-8 does not have, beside it.

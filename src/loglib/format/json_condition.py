@@ -140,7 +140,7 @@ class _Parser:
             else:
                 dot = self._take()
                 if self._next.kind == "string":
-                    steps.append(json.loads(self._take().text))
+                    steps.append(self._json(self._take()))
                 elif self._next.kind == "name" and self._next.at == dot.at + 1:
                     steps.append(self._take().text)
                 elif not begin or self._next.text == ".":
@@ -152,7 +152,7 @@ class _Parser:
         token = self._take()
         step: str | int
         if token.kind == "string":
-            step = json.loads(token.text)
+            step = self._json(token)
         elif token.kind == "number" and re.fullmatch(r"-?\d{1,18}", token.text):
             step = int(token.text)
         else:
@@ -160,13 +160,16 @@ class _Parser:
         self.expect("mark", "]", "`]`")
         return step
 
+    def _json(self, token: _Token) -> Any:
+        try:
+            return json.loads(token.text)
+        except ValueError:  # an escape that JSON does not have, or thousands of digits
+            self._fail(f"{token.text[:40]} is not JSON", token)
+
     def _literal(self) -> Any:
         token = self._take()
         if token.kind in ("string", "number"):
-            try:
-                return json.loads(token.text)
-            except ValueError:  # an escape that JSON does not have, or thousands of digits
-                self._fail(f"{token.text[:40]} is not JSON", token)
+            return self._json(token)
         if token.kind == "name" and token.text in _CONSTANTS:
             return _CONSTANTS[token.text]
         return self._fail('expected a number, a string in double quotes, true, false or null', token)

@@ -109,9 +109,9 @@ class JsonFormatter(logging.Formatter):
             return _encode(plain | {"replaced": replacing.replaced} if replacing.replaced else plain)
 
     def _time(self, created: float) -> str:
-        second = int(created)
+        second, microseconds = divmod(int(created * 1_000_000), 1_000_000)  # as that of the record in the topic
         known, text = self._second
         if known != second:
             text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
             self._second = second, text
-        return f"{text}.{int((created - second) * 1_000_000):06d}Z"
+        return f"{text}.{microseconds:06d}Z"

@@ -33,6 +33,7 @@ _TOKEN = re.compile(
 )
 _EXPECTED = "conditions on timestamp and key joined by AND, as in timestamp >= '-15m' AND key IN ('a', 'b')"
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1  # what a timestamp can be, in microseconds
+_YEAR_1, _YEAR_9999 = -62_135_596_800_000_000, 253_402_300_799_999_999  # the first and the last that text can say
 
 
 class Where(NamedTuple):
@@ -61,24 +62,27 @@ class Where(NamedTuple):
 
     def as_column(self) -> Column:
         """The condition for rows that Spark reads itself."""
-        from pyspark.sql.functions import col, lit
+        from pyspark.sql.functions import col, lit, timestamp_micros
 
-        condition = lit(True)
+        condition = lit(True)  # by microseconds: Spark takes a `datetime` for one of the Julian calendar before 1582
         if self.first_us > _FIRST:
-            condition &= col("timestamp") >= lit(to_datetime(self.first_us))
+            condition &= col("timestamp") >= timestamp_micros(lit(self.first_us))
         if self.last_us < _LAST:
-            condition &= col("timestamp") <= lit(to_datetime(self.last_us))
+            condition &= col("timestamp") <= timestamp_micros(lit(self.last_us))
         if self.keys is not None:
             condition &= col("key").isin([bytearray(key) for key in sorted(self.keys)])
         return condition
 
     def as_option(self) -> str:
-        """The condition as the text of the option `where`, with times instead of ages."""
+        """The condition as the text of the option `where`, with times instead of ages.
+
+        A limit outside the years 1 to 9999, which no text can say, is left out.
+        """
         parts = []
-        if self.first_us > _FIRST:
-            parts.append(f"timestamp >= '{to_datetime(self.first_us).isoformat()}'")
-        if self.last_us < _LAST:
-            parts.append(f"timestamp <= '{to_datetime(self.last_us).isoformat()}'")
+        if self.first_us >= _YEAR_1:
+            parts.append(f"timestamp >= '{to_datetime(min(self.first_us, _YEAR_9999)).isoformat()}'")
+        if self.last_us <= _YEAR_9999:
+            parts.append(f"timestamp <= '{to_datetime(max(self.last_us, _YEAR_1)).isoformat()}'")
         if self.keys is not None:
             listed = ", ".join(f"X'{key.hex()}'" for key in sorted(self.keys))
             parts.append(f"key IN ({listed})" if listed else "key = 'a' AND key = 'b'")  # SQL has no empty list
