@@ -18,6 +18,7 @@ from commands import Cli, started
 
 from conftest import MANUAL, last_segment, needs_root, run_python, start_python, tree
 from loglib import Retention, Topic, group, testing
+from loglib.cli import check
 from loglib.copies import mirror
 from loglib.retention import Space
 from loglib.system import lock
@@ -89,6 +90,23 @@ def test_group_of_a_log_that_was_set_back_is_told(cli: Cli, orders: Path, tmp_pa
         topic.append(b"other", partition=1, sync=True)
     text = text.replace("ends at 432", "has other records before it")
     assert cli("check", orders).output == f"lag: {orders}: {text}, and the group cannot continue\n"
+
+
+def test_topic_that_looks_damaged_for_a_moment_is_not_reported(
+    cli: Cli, orders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is being deleted, or made again."""
+    looks: list[int] = []
+
+    def damage(topic: Topic) -> Iterator[check.Finding]:
+        looks.append(1)
+        if len(looks) == 1 or lasts:
+            yield check.Finding(1, "damage", "a bit has flipped", {})
+
+    monkeypatch.setattr(check, "_damage", damage)
+    for lasts in (False, True):
+        looks.clear()
+        assert cli("check", orders).code == lasts
 
 
 def test_directory_of_topics_has_a_line_for_each(cli: Cli, orders: Path) -> None:

@@ -109,6 +109,7 @@ def test_null_binary_and_headers_are_in_json(cli: Cli, tmp_path: Path) -> None:
     assert found["value"] is None and found["key_base64"] == "/w=="
     assert found["headers"] == [{"name": "h", "value": "1"}]
     assert cli("cat", tmp_path / "t", "--format", "{value} {headers}").output == "null h=1\n"
+    assert cli("cat", tmp_path / "t", "--format", "{value}\udce4").code == 0, "a byte of Latin-1"
 
 
 @pytest.mark.parametrize("uri", ["s3://key:secret@bucket/x", "s3://key:secr/et@bucket/x"])

@@ -61,6 +61,9 @@ def test_bytes_and_headers_come_as_json_has_them(cli: Cli, data: Path) -> None:
     assert {"value_base64": "/wA=", "t": None, "j": None, "headers": None} in rows
     (one,) = cli("sql", "-C", data, "--json", "select headers from orders where key = 'k0'").objects
     assert one == {"headers": [{"key": "h", "value": "1"}]}
+    nested = "select [{'b': '\\xFF'::blob}, {'b': '\\xFF'}] as n"
+    (one,) = cli("sql", "-C", data, "--json", nested.replace("{'b': '\\xFF'}]", "{'b': 'a'::blob}]")).objects
+    assert one == {"n": [{"b_base64": "/w=="}, {"b": "a"}]}
 
 
 def test_result_is_a_table_that_is_safe_for_a_terminal(cli: Cli, data: Path) -> None:

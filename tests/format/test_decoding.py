@@ -115,6 +115,7 @@ def test_learned_type_holds_all_values_or_names_the_first_that_goes_with_no_othe
 BAD = {
     "no text": (b"\xff", None, "the value is not UTF-8: .*position 0: invalid start byte"),
     "no JSON": (b"{x}", {"a": "int64"}, "the value is not JSON: Expecting property name"),
+    "no number": (b'{"a": NaN}', {"a": "int64"}, "the value is not JSON: NaN is no number of JSON"),
     "two objects": (b'{"a": 1}{"a": 2}', {"a": "int64"}, "the value is not JSON: Extra data"),
     "nothing": (b"", {"a": "int64"}, "the value is not JSON: Expecting value"),
     "no text as JSON": (b'{"a": "\xff"}', {"a": "string"}, "not UTF-8"),

@@ -50,7 +50,8 @@ def test_condition_holds_exactly_as_the_grammar_says(condition: str, holds: bool
         ("(.a", "expected `)`"),
         (".a and", "expected a path"), (".a == 1 == 2", "expected the end"), (".a < null", "have an order"),
         ("..a", "expected a name"), (".a.", "expected a name"), ('.a == "b', "cannot be here"),
-        ('.a == "\\x"', "is not JSON"), (".a == " + "9" * 5000, "is not JSON"), ("(" * 60 + ".a", "more than 50"),
+        ('.a == "\\x"', "is not JSON"), ('."\\q" == 1', "is not JSON"), ('.["\\q"] == 1', "is not JSON"),
+        (".a == " + "9" * 5000, "is not JSON"), ("(" * 60 + ".a", "more than 50"),
         ("not " * 60 + ".a", "more than 50"), ("__import__('os')", "expected a path"), (". a == 1", "expected"),
     ],
 )  # fmt: skip

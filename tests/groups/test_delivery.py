@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from loglib import LogMovedError, Record, StorageIOError, Topic, TopicPartition
+from loglib import Batch, LogMovedError, Record, StorageIOError, Topic, TopicPartition
 from loglib.groups import delivery
 from loglib.groups.delivery import Delivery, Run
+from loglib.log.cursor import Cursor
 from loglib.system.notify import Observer
 from loglib.testing import Call, FaultyFiles, WatchedFiles
 
@@ -209,6 +210,19 @@ def test_running_out_of_descriptors_with_nothing_to_close_says_what_to_raise(
             progress.take("batch")
         files.is_full = False
         assert progress.take("batch") is not None
+
+
+def test_running_out_of_descriptors_again_and_again_is_no_recursion(
+    open_topic: Callable[..., Topic], topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(cursor: Cursor, limit: int) -> list[Batch]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with delivering(open_topic(mode="r")) as progress:
+        progress.add({HERE: 0, OTHER: 0})
+        monkeypatch.setattr(Cursor, "read", read)
+        with pytest.raises(StorageIOError, match="raise the limit"):
+            progress.take("batch")
 
 
 def test_other_errors_of_the_system_are_not_taken_for_that(open_topic: Callable[..., Topic], topic: Topic) -> None:

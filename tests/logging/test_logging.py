@@ -350,3 +350,5 @@ def test_formatter_stands_alone() -> None:
     assert JsonFormatter().format(record) == (
         '{"time": "2023-11-14T22:13:20.250000Z", "level": "INFO", "logger": "n", "message": "m"}'
     )
+    early = logging.makeLogRecord({"msg": "m", "created": -4.5})
+    assert '"time": "1969-12-31T23:59:55.500000Z"' in JsonFormatter().format(early)

@@ -155,6 +155,22 @@ def test_fault_of_one_topic_takes_nothing_from_another(what: str, place: Path) -
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="the system has no list of locks")
+def test_topic_that_looks_damaged_for_a_moment_is_not_reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is being deleted, or made again."""
+    path = add(place / "orders")
+    spoilt, looks = ("a.log", 0), list[int]()
+
+    def damage(samples: exporter._Samples, topic: Topic) -> None:
+        looks.append(1)
+        if len(looks) == 1 or lasts:
+            samples.add_damage([spoilt])
+
+    monkeypatch.setattr(exporter, "_LOOKS", (damage,))
+    for lasts in (False, True):
+        looks.clear()
+        assert next(scraped(place))("loglib_damage", path) == lasts
+
+
 def test_writer_is_seen_while_it_writes(place: Path) -> None:
     path, scrapes = add(place / "orders"), scraped(place)
     with Topic.open(path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 
@@ -9,6 +10,7 @@ import pytest
 import spark_tables
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 from spark_logs import COLUMNS, Row, all_rows, in_order, random_topic
 from spark_tables import collect, load
 
@@ -16,6 +18,7 @@ import loglib.spark
 from conftest import NOW, QUIET
 from loglib import Topic
 from loglib.config.times import to_datetime
+from loglib.spark.where import parse_where
 
 pytestmark = pytest.mark.spark
 
@@ -62,6 +65,16 @@ def test_condition_holds_in_the_archive_and_in_the_log(
         assert loglib.spark.backfill(spark, path, archive=to, where=where).table.count() == len(wanted)
     with pytest.raises(ValueError, match="AND is missing before OR"):
         loglib.spark.read(spark, path, archive=to, where="key = 'a' OR key = 'b'")
+
+
+def test_condition_on_an_old_time_is_the_same_in_spark(spark: SparkSession) -> None:
+    """Spark took a `datetime` before 1582 for one of the Julian calendar."""
+    old = [datetime(year, 7, 1, tzinfo=UTC) for year in (1, 1500, 1582, 1700, 1880, 1950)]
+    rows = [((each - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1),) for each in old]
+    table = spark.createDataFrame(rows, "us long").select(f.timestamp_micros("us").alias("timestamp"))
+    for number, each in enumerate(old):
+        earlier = parse_where(f"timestamp < '{each.isoformat()}'", now_us=NOW)
+        assert table.where(earlier.as_column()).count() == number
 
 
 def test_archive_and_log_are_one_table_row_by_row(

@@ -194,6 +194,14 @@ def test_mistake_is_named(
         save(numbers(spark, 1).selectExpr(*columns), target, **options)
 
 
+def test_header_key_that_is_not_utf8_is_refused(spark: SparkSession, target: Path) -> None:
+    """Spark casts bytes to text without a look at them; no reader could decode the batch."""
+    headers = "array(named_struct('key', CAST(X'FF' AS string), 'value', X'00')) AS headers"
+    with pytest.raises(PySparkException, match="a header whose key is not UTF-8"):
+        save(numbers(spark, 3).selectExpr("value", headers), target)
+    assert values(target) == []
+
+
 def test_overwriting_is_refused(spark: SparkSession, target: Path) -> None:
     with pytest.raises(PySparkException, match='never overwritten: use mode\\("append"\\)'):
         numbers(spark, 1).write.format("loglib").mode("overwrite").save(str(target))

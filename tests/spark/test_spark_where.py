@@ -46,6 +46,14 @@ def test_text_of_a_condition_is_the_condition(where: Where) -> None:
     assert parse_where(where.as_option(), now_us=NOW) == where
 
 
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("timestamp >= '-99999999d'", ""), ("timestamp < '0001-01-01T00:00Z'", "timestamp <= '0001-01-01T00:00:00+00:00'"),
+    ("timestamp >= '0001-01-01T00:00Z'", "timestamp >= '0001-01-01T00:00:00+00:00'"),
+])  # fmt: skip
+def test_limit_that_no_text_can_say_is_left_out(text: str, wanted: str) -> None:
+    assert parse_where(text, now_us=NOW).as_option() == wanted
+
+
 @settings(deadline=None)
 @given(where=WHERES, columns=st.sets(st.sampled_from(COLUMNS), min_size=1), split_bytes=st.integers(500, 9000))
 def test_records_that_fulfil_the_condition_are_read(

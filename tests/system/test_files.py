@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import socket
 import stat
 import threading
@@ -15,11 +16,13 @@ import pytest
 
 from conftest import open_files, opened_since, records_of, run_python, settled_files
 from loglib import CorruptLogError, LogError, StorageIOError, testing
+from loglib.errors import TooManyFilesError
 from loglib.log import catalog
 from loglib.system import files as module
 from loglib.system import system_calls
 from loglib.system.directory import Directory
 from loglib.system.files import REAL, Files
+from loglib.system.system_calls import SystemCalls
 from loglib.testing import Call, FaultyFiles, RecordingFiles, ShortWrites, WatchedFiles
 
 
@@ -117,6 +120,26 @@ def test_modes_are_what_was_asked_for_under_any_umask(
     # A directory that may be read may be searched; one that may be written may be changed.
     assert stat.S_IMODE((tmp_path / "directory").stat().st_mode) & 0o555 == directory & 0o555
     assert stat.S_IMODE((tmp_path / "directory").stat().st_mode) & 0o222 == permissions & 0o222
+
+
+def test_directory_below_one_with_the_setgid_bit_has_it(tmp_path: Path) -> None:
+    """So all that is made in a topic belongs to the group of its users."""
+    os.chmod(tmp_path, 0o2770)
+    REAL.make_directories(str(tmp_path / "a" / "b"), 0o660)
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o2770
+
+
+def test_directory_that_cannot_be_listed_for_want_of_descriptors_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(place: str | int) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with Directory.open(REAL, str(tmp_path)) as directory:
+        monkeypatch.setattr(SystemCalls, "listdir", staticmethod(none_left))
+        for look in (directory.names, directory.sizes, lambda: REAL.listdir(str(tmp_path))):
+            with pytest.raises(TooManyFilesError, match=re.escape(str(tmp_path)) if look == directory.names else None):
+                look()
 
 
 def test_file_that_exists_is_created_only_if_it_may_be(file: Path) -> None:
