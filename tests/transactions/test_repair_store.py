@@ -249,3 +249,33 @@ def test_command_verifies_and_repairs_a_store(store: Path, cli: Cli) -> None:
 def test_store_has_no_gaps_to_accept(store: Path) -> None:
     with pytest.raises(ValueError, match="is a store of transactions"):
         loglib.repair(store, accept=True)
+
+
+def test_transaction_whose_staged_file_is_missing_is_given_up_and_stops_no_later_one(
+    pair: tuple[Topic, Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is in a copy that took the topics before the commit, and the store after it."""
+    orders, bills = pair
+    with dying(monkeypatch, apply.Applier, "run"), transaction("etl") as tx:
+        tx.append_many(orders, [b"x" * 1000] * 3000, partition=0)
+        tx.append(bills, b"lost, too")
+    for topic in pair:
+        topic.close()
+    staged = Path(orders.path, "staging")
+    aside = staged.rename(staged.with_name("aside"))
+    with pytest.raises(CommitPendingError), Topic.open(bills.path, mode="r") as topic, transaction("etl") as tx:
+        tx.append(topic, b"waits")
+    store = store_of(bills)
+    (found,) = verify_store(REAL, str(store)).damage
+    assert "cannot be applied: there is no" in found.found
+    aside.rename(staged)
+    assert verify_store(REAL, str(store)).damage == (), "it can be applied"
+    shutil.rmtree(staged)
+    (done,) = loglib.repair(store).repairs
+    assert "given up: its records that are not yet applied are lost" in done.what and done.kept is not None
+    loglib.transactions.recover_transactions(store.parent)
+    with Topic.open(bills.path, mode="r") as topic, transaction("etl") as tx:
+        tx.append(topic, b"next")
+    with Topic.open(bills.path, mode="r") as topic:
+        assert [record.value for record in topic.read()][-2:] == [b"waits", b"next"]
+    assert verify_store(REAL, str(store)).damage == ()

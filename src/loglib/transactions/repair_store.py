@@ -1,8 +1,8 @@
 """Repair store: makes a store of transactions that is damaged, or that was set back, usable again.
 
 Invariant: intact files do not change, and a damaged file is set aside before it is replaced. A transaction that is
-committed and intact is given up only if a topic has another history, so that no process can apply it. A repair may be
-interrupted at any point and run again.
+committed and intact is given up only if no process can apply it, since a topic has another history, or lacks the file
+with its records. A repair may be interrupted at any point and run again.
 
     store.json      made again, with the id that the topics beside it name
     a checkpoint    a damaged one is replaced by one without apps
@@ -39,8 +39,9 @@ from ..system.files import REAL, Files
 from ..system.lock import try_acquire
 from .apply import topic_of
 from .fit import Target, numbers_of
-from .manifest import Checkpoint, Manifest, decode, decode_checkpoint, decode_store, encode, encode_checkpoint
+from .manifest import Checkpoint, Manifest, Section, decode, decode_checkpoint, decode_store, encode, encode_checkpoint
 from .manifest import encode_store as encode_description
+from .staging import HEADERS
 from .store import Store
 
 T = TypeVar("T")
@@ -263,12 +264,28 @@ class _Examination:
                 topic = topic_of(store, section.topic, section.log_id)
                 target = Target(topic, Identity.of(section.log_id, section.partition))
                 try:
-                    blocked = self._has_other_history(target, manifest)
+                    if self._has_other_history(target, manifest):
+                        found = f"{target.directory} has another history"
+                        expected = "the log for which it was committed"
+                    elif (path := self._missing_file(target, manifest, section)) is not None:
+                        found, expected = f"there is no {path}", "the file with its records"
+                    else:
+                        continue
                 except (LogError, OSError):  # the topic's own repair
                     continue
-                if blocked:
-                    yield self._of_pending(manifest, target)
-                    break
+                yield self._of_pending(manifest, found, expected)
+                break
+
+    def _missing_file(self, target: Target, manifest: Manifest, section: Section) -> str | None:
+        """The path of a staged file that is missing, while its records are not in the log.
+
+        So it is after a copy that took the topic before the commit, and the store after it.
+        """
+        path = os.path.join(target.topic_path, section.file)
+        needed = [path, path + HEADERS] if section.is_segment else [path] if section.file else []
+        missing = next((each for each in needed if not self._files.exists(each)), None)
+        # Looked up last: a process that applies it notes that before it removes the files.
+        return missing if missing and numbers_of(self._files, target).applied_txn < manifest.number else None
 
     def _has_other_history(self, target: Target, manifest: Manifest) -> bool:
         has = numbers_of(self._files, target)
@@ -279,10 +296,10 @@ class _Examination:
             headers = log.headers_from(mark.log_start_offset, mark)
             return Extent.among(headers, manifest.number, manifest.id) != Extent.WHOLE
 
-    def _of_pending(self, manifest: Manifest, target: Target) -> _Fault:
+    def _of_pending(self, manifest: Manifest, why: str, expected: str) -> _Fault:
         name = name_of(manifest.number)
-        found = f"transaction {manifest.number} cannot be applied: {target.directory} has another history"
-        damage = Damage(None, range(0), os.path.join(self._path, name), 0, found, "the log for which it was committed")
+        found = f"transaction {manifest.number} cannot be applied: {why}"
+        damage = Damage(None, range(0), os.path.join(self._path, name), 0, found, expected)
 
         def give_up() -> str:
             with Directory.open(self._files, self._path) as directory, suppress(FileExistsError):
