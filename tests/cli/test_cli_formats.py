@@ -171,6 +171,17 @@ def wait_for(path: Path, count: int) -> None:
         assert sum(1 for _ in islice(reader, count)) == count
 
 
+def test_record_of_parquet_that_is_too_large_is_named_by_its_place_in_the_file(cli: Cli, tmp_path: Path) -> None:
+    Topic.create(tmp_path / "t", max_record_bytes=100, **QUIET).close()
+    table = pa.table({"value": pa.array([b"x" * 10] * 4 + [b"x" * 200], pa.binary())})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
+    done = cli("append", tmp_path / "t", tmp_path / "rows.parquet", "--format", "parquet")
+    assert "rows.parquet, record 5: it has 200 bytes, and the limit is 100. " in done.errors
+    with Topic.open(tmp_path / "t", mode="r") as topic:
+        count = sum(1 for _ in topic.read())
+    assert f"{count} records before it were appended" in done.errors if count else "Nothing was appended" in done.errors
+
+
 def test_gigabyte_without_an_end_takes_bounded_memory_in_each_format(tmp_path: Path) -> None:
     program = """
 import sys

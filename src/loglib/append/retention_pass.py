@@ -273,7 +273,7 @@ class RetentionRunner(NotCopyable):
 
     @contextmanager
     def _logging_once(self, number: int) -> Iterator[None]:
-        """Log an error in a partition that this process does not own, unless it was also the last one logged."""
+        """Log an error in a partition that a pass can leave as it is, unless it was also the last one logged."""
         try:
             yield
         except (LogError, OSError) as error:
@@ -380,6 +380,9 @@ class RetentionRunner(NotCopyable):
             except LogError as error:
                 if error.lost or not isinstance(error, StorageFullError):
                     failures.append(error)
+                    continue
+                with self._logging_once(number):  # nothing can be dropped of it
+                    raise
         if failures:
             raise together(failures)
         return sealed

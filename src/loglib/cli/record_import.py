@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ..errors import LogError
+from ..errors import LogError, RecordTooLargeError
 from ..format.columns import headers_bytes
 from ..format.display import sized
 from ..topic import Topic
@@ -20,6 +20,7 @@ from .lines import BOM, LineSource, Portion, RefusedLine
 from .output import Progress, note
 from .record_lines import CsvRows, Row, from_json
 from .signals import Held
+from .streams import INPUT
 
 _MOST_TIMES = 6  # by which JSON is longer than what it stands for: \\u0000
 _FRAME_BYTES = 1 << 20  # for the names of fields and headers
@@ -105,12 +106,18 @@ class RecordImport:
         from .parquet import batches_of
 
         place: Any = "partition" if self._keeps else self._partition
+        shown, before = INPUT if name == "-" else name, self._records
         with batches_of(name, self._held, progress) as batches:
             for batch in batches:
                 try:
                     self._topic.append_arrow(batch, partition=place)
+                except RecordTooLargeError as error:
+                    kind, _, at = error.what.partition(" ")  # counted in the batch, from 0 on
+                    number = self._records - before + int(at) + 1 if kind == "record" else 0
+                    size, limit = error.size_bytes, error.limit_bytes
+                    self._refuse(f"{shown}, record {number:,}: it has {size:,} bytes, and the limit is {limit:,}")
                 except (ValueError, TypeError) as error:  # a column that is no field, or a type
-                    self._refuse(f"{name}: {error}")
+                    self._refuse(f"{shown}: {error}")
                 self._count(batch.num_rows, batch.column("value").nbytes)
                 if self._held.number is not None:
                     return

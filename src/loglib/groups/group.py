@@ -31,6 +31,7 @@ from ..format.display import sized
 from ..format.record import Record
 from ..log.lag import Lag
 from ..system.clock import monotonic
+from ..system.files import with_a_free_descriptor
 from ..system.notify import Observer
 from ..system.process import in_child
 from .assignment import STRATEGIES, TopicPartition
@@ -116,7 +117,9 @@ class AnyGroup(Joined, Generic[Handed, HandedBatch, Key]):
         self._commit_at = 0.0
         directory.make()
         with ExitStack() as opened:
-            self._observer = Observer(use_inotify=directory.files.real)
+            self._observer = with_a_free_descriptor(
+                directory.path, lambda: Observer(use_inotify=directory.files.real)
+            )
             opened.callback(self._observer.close)
             self._delivery = Delivery(directory, self._observer)
             self._membership = Membership(

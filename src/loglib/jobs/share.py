@@ -35,6 +35,7 @@ from ..groups.joined import Joined
 from ..groups.members import new_member_name
 from ..log.lookup import StartLike
 from ..system.clock import Clock, Moment, monotonic
+from ..system.files import with_a_free_descriptor
 from ..system.notify import Observer
 from ..system.process import in_child
 from ..system.reentry import asker, refuse
@@ -137,7 +138,9 @@ class Share(Joined, JobSource):
             )
             opened.callback(self._file.leave)
             self._pinning = Pinning(directory, self._takings, self._file.number, self.member, self._lease_us)
-            self._observer = Observer(use_inotify=directory.files.real)
+            self._observer = with_a_free_descriptor(
+                directory.path, lambda: Observer(use_inotify=directory.files.real)
+            )
             opened.callback(self._observer.close)
             self._wait = CommonWait(self._observer)
             self._observer.observe_directory(_MEMBERS, directory.members)
