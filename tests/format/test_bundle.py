@@ -81,6 +81,7 @@ def test_bundle_shows_what_its_batches_show(seed: int, tmp_path_factory: pytest.
     assert found.held_bytes == found.next_offset, "the batches, and nothing behind them"
     assert found.records() == records_of(batches)
     assert records_of(list(found.batches())) == records_of(batches)
+    assert found.part(0, 0).batches() == []
     assert arrow_of([found]).equals(arrow_of(batches))
     for name in ("key", "value", "partition", "offset", "timestamp", "headers"):
         assert found.to_arrow([name]).column(0).equals(found.to_arrow().column(name))

@@ -33,6 +33,7 @@ from loglib.cli.shares import _share_facts
 from loglib.errors import LockedError, ShareFullError, ShareReplacedError
 from loglib.jobs import ack_log, entries, generation, recent_moment
 from loglib.jobs.ack_log import AckLog
+from loglib.jobs.directory import ShareDirectory
 from loglib.jobs.entries import (
     ACCEPTED,
     BEGIN,
@@ -1155,3 +1156,15 @@ def test_lag_of_a_share_is_all_of_an_older_log_that_has_grown_past_its_place(
     end = older.partition(0).high_watermark
     assert only(older).is_of_another_log and only(older).next_offset < end
     assert older.stats().shares["mail"].partitions[0].lag.bytes == end
+
+
+def test_share_of_a_log_that_cannot_be_read_is_described(
+    topic: Topic, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(directory: ShareDirectory, acks: AckLog) -> None:
+        raise CorruptLogError(str(path), 0, "one byte", "another one")
+
+    with topic.share("mail") as share:
+        assert len(values(share)) == RECORDS
+    monkeypatch.setattr(ShareDirectory, "check_history", damaged)
+    assert not only(topic).is_of_another_log and only(topic).counts.accepted == RECORDS

@@ -380,3 +380,16 @@ def test_transaction_whose_staged_file_is_gone_is_not_committed(tmp_path: Path) 
         with transaction("app") as tx:
             tx.append(topic, b"next")
         assert [record.value for record in topic.read()] == [b"next"]
+
+
+def test_transaction_of_the_parent_is_refused_in_a_forked_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Topic.create(tmp_path / "t") as topic, transaction("app") as tx:
+        tx.append(topic, b"x")
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: -1)
+            with pytest.raises(ForkedHandleError, match="the transaction of app"):
+                tx.append(topic, b"y")
+    with Topic.open(tmp_path / "t", mode="r") as topic:
+        assert [record.value for record in topic.read()] == [b"x"]

@@ -273,7 +273,7 @@ class RetentionRunner(NotCopyable):
 
     @contextmanager
     def _logging_once(self, number: int) -> Iterator[None]:
-        """Log an error in a partition that a pass can leave as it is, unless it was also the last one logged."""
+        """Log an error in a partition that a pass can leave unchanged, unless it was also the last one logged."""
         try:
             yield
         except (LogError, OSError) as error:

@@ -222,7 +222,7 @@ class _Columns:
         return portion, found | {"timestamps": times}, bad
 
     def _rest_of_a_line(self, portion: Portion) -> tuple[Portion, dict[str, Any], dict[int, str]]:
-        """What `find` returns for a further piece of a long line: it has the key and the time of the first one."""
+        """The result of `find` for a further piece of a long line: it has the key and the time of the first one."""
         key, time, is_left_out = self._line
         if is_left_out:
             return portion._replace(lines=[], ends=[]), {}, {}

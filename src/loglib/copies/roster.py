@@ -167,7 +167,7 @@ class MemberDirectory(NotCopyable):
             role = copy_role.read(files, path)
             if role is not None and role.role != copy_role.LEADER:
                 directory.why = str(NotLeaderError(path, role.role, role.of))
-            elif not files.exists(path) or set(files.listdir(path)) <= {f"{copy_role.NAME}.tmp"}:  # left by a crash
+            elif not files.exists(path) or set(files.names_in(path)) <= {f"{copy_role.NAME}.tmp"}:  # left by a crash
                 directory.is_empty = True
             elif not topic_file.exists(files, path):
                 directory.why = "holds files but no topic"

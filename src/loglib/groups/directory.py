@@ -60,7 +60,7 @@ def group_names(files: Files, topic_path: str) -> list[str]:
 def names_in(files: Files, topic_path: str, kind: str) -> list[str]:
     """The names in a subdirectory of a topic's directory that a group, or a share, may have, sorted."""
     try:
-        names = files.listdir(os.path.join(topic_path, kind))
+        names = files.names_in(os.path.join(topic_path, kind))
     except (FileNotFoundError, NotADirectoryError):  # none was ever made
         _check_here(files, topic_path)
         return []
@@ -103,7 +103,7 @@ def stored_groups(files: Files, parent: str) -> list[str]:
     Other names are ignored. The list is empty without the directory.
     """
     try:
-        return sorted(name for name in files.listdir(parent) if _kind(files, parent, name) is not None)
+        return sorted(name for name in files.names_in(parent) if _kind(files, parent, name) is not None)
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -91,7 +91,7 @@ def names_of_files(files: Files, directory: str) -> list[str]:
     It is empty while no process lives, and tools that copy files to an object store, say, copy no empty directory.
     """
     try:
-        return files.listdir(directory)
+        return files.names_in(directory)
     except FileNotFoundError:
         return []
 

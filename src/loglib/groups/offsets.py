@@ -74,7 +74,7 @@ def offsets_identity(log_id: bytes, group: str, name: str) -> Identity:
 def log_names(files: Files, directory: str) -> list[str]:
     """The names of a group's logs in the directory, sorted. Other names are ignored. `CorruptLogError` without it."""
     try:
-        return sorted(filter(_LOG_NAME.fullmatch, files.listdir(directory)))
+        return sorted(filter(_LOG_NAME.fullmatch, files.names_in(directory)))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CorruptLogError(directory, 0, "no directory", "the directory of a group's offsets") from error
 
@@ -348,7 +348,7 @@ class Offsets(NotCopyable):
             logs.rename(name, aside)
             logs.sync()
         self._files.remove_tree(self._path(aside))
-        for other in self._files.listdir(self._directory):  # also logs that a dead member has renamed
+        for other in self._files.names_in(self._directory):  # also logs that a dead member has renamed
             if other.endswith(_FOLDED):
                 self._files.remove_tree(self._path(other))
 

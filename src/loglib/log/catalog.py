@@ -51,7 +51,7 @@ def names(files: Files, directory: str) -> list[str]:
 
 def _names(files: Files, directory: str) -> list[str]:
     return sorted(
-        name for name in files.listdir(directory)
+        name for name in files.names_in(directory)
         if NAME.fullmatch(name) and not name.startswith(".")  # a volume has a lost+found, which nobody may enter
         and _may_be_topic(files, os.path.join(directory, name))
     )  # fmt: skip

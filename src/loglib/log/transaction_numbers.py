@@ -37,7 +37,7 @@ def is_done(files: Files, store_path: str, number: int) -> bool:
     try:
         if files.exists(os.path.join(store_path, name_of(number, DONE))):
             return True
-        newest = newest_checkpoint(lambda: files.listdir(store_path))
+        newest = newest_checkpoint(lambda: files.names_in(store_path))
         return newest is not None and newest >= number
     except OSError:
         return False

@@ -129,7 +129,7 @@ class FilePlace:
     def names_in(self, directory: str) -> list[str]:
         path = self.path_of(directory)
         try:
-            names = self._files.listdir(path)
+            names = self._files.names_in(path)
             self._files.sync_directory(path)  # another process may have made a name, and not synced it yet
         except (FileNotFoundError, NotADirectoryError):
             return []

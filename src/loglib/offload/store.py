@@ -138,7 +138,7 @@ class DirectoryStore(FilePlace, NotCopyable):
         partitions = [name for name in at_top if _PARTITION.fullmatch(name) and self._root.is_directory(name)]
         yield from at_top
         for directory in (self._manifests, *partitions):
-            for name in self._files.listdir(self.path_of(directory)):
+            for name in self._files.names_in(self.path_of(directory)):
                 yield f"{directory}/{name}"
 
     def size(self, name: str) -> int | None:

@@ -100,7 +100,7 @@ def _open_store(topic: OpenTopic, to: str, in_flight: int) -> Store:
     check_names(os.path.basename(path))  # a place is opened as a topic
     if storage.is_local:
         files = topic._files  # noqa: SLF001
-        if files.exists(path) and (names := files.listdir(path)) and copy_role.MANIFESTS not in names:
+        if files.exists(path) and (names := files.names_in(path)) and copy_role.MANIFESTS not in names:
             raise LogError(f"{path} holds other files; a place for segments is made in a new or an empty directory")
         return DirectoryStore(files, path, copy_role.MANIFESTS, topic.config.permissions)
     from .s3 import S3Store

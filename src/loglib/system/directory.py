@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from ..errors import LockedError
 from .clock import monotonic
-from .files import Files, with_a_free_descriptor
+from .files import Files
 from .not_copyable import NotCopyable
 from .process import finish
 from .reentry import refuse
@@ -165,7 +165,7 @@ class Directory(NotCopyable):
 
     def names(self) -> list[str]:
         """The names of everything in the directory, in no order."""
-        return with_a_free_descriptor(self.path, lambda: self.files.listdir(self.fd))
+        return self.files.names_in(self.path, dir_fd=self.fd)
 
     def sizes(self) -> dict[str, int]:
         """Name and size in bytes of everything in the directory, in no order."""

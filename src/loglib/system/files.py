@@ -390,14 +390,15 @@ class Files(SystemCalls):
         """True if the path itself is a directory, and not a link to one."""
         return stat.S_ISDIR(self.facts(path, dir_fd=dir_fd).st_mode)
 
-    def listdir(self, place: str | int) -> list[str]:
-        """The names in a directory, or in an open one, in no order. It takes a descriptor for a moment."""
-        return with_a_free_descriptor(str(place), lambda: SystemCalls.listdir(place))
+    def names_in(self, directory: str, *, dir_fd: int | None = None) -> list[str]:
+        """The names of everything in the directory (in `dir_fd`, if given), in no order."""
+        place = directory if dir_fd is None else dir_fd
+        return with_a_free_descriptor(directory, lambda: self.listdir(place))
 
     def sizes(self, directory: str, *, dir_fd: int | None = None) -> dict[str, int]:
         """Name and size in bytes of everything in the directory (in `dir_fd`, if given), in no order."""
-        found, place = dict[str, int](), directory if dir_fd is None else dir_fd
-        for name in self.listdir(place):
+        found: dict[str, int] = {}
+        for name in self.names_in(directory, dir_fd=dir_fd):
             try:
                 path = os.path.join(directory, name) if dir_fd is None else name
                 found[name] = self.facts(path, dir_fd=dir_fd).st_size

@@ -96,7 +96,7 @@ def repair(
 def is_store(files: Files, path: str) -> bool:
     """True if the directory is a store of transactions, perhaps a damaged one."""
     try:
-        return files.exists(os.path.join(path, STORE_FILE)) or bool(numbers(files.listdir(path), CHECKPOINT))
+        return files.exists(os.path.join(path, STORE_FILE)) or bool(numbers(files.names_in(path), CHECKPOINT))
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -161,7 +161,7 @@ class _Examination:
         yield from self._of_file(
             STORE_FILE, decode_store, encode_description, "made again", lambda: encode_description(self._stated_id())
         )
-        names = self._files.listdir(self._path)
+        names = self._files.names_in(self._path)
         newest = max(numbers(names, CHECKPOINT), default=min(numbers(names), default=1) - 1)
         yield from self._of_file(
             name_of(newest, CHECKPOINT), decode_checkpoint, encode_checkpoint,

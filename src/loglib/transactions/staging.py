@@ -385,7 +385,7 @@ def sweep(files: Files, topic_path: str, pending: Callable[[], set[str]], *, now
     """
     parent = os.path.join(topic_path, STAGING)
     with suppress(FileNotFoundError):
-        for name in files.listdir(parent):
+        for name in files.names_in(parent):
             path = os.path.join(parent, name)
             with suppress(FileNotFoundError):  # its own process has removed it
                 if not _is_old(files, path, now_s):

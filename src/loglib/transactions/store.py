@@ -141,7 +141,7 @@ class Store(NotCopyable):
             try:
                 fd = self._directory.open_read(STORE_FILE)
             except FileNotFoundError as error:
-                if not numbers(files.listdir(path), CHECKPOINT):  # another directory
+                if not numbers(files.names_in(path), CHECKPOINT):  # another directory
                     raise
                 expected = "the description of a store of transactions, which `loglib repair` can make again"
                 raise CorruptLogError(name, 0, "no file", expected) from error
