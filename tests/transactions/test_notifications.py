@@ -458,6 +458,10 @@ def test_forked_child_has_neither_thread_nor_files_of_its_parents_inboxes(
 
         assert in_child(look) == 0
     notifications.NotificationThread().abandon()  # one that has never watched
+    watching, before = notifications.NotificationThread(), open_files()
+    watching._observer = Observer()
+    watching.abandon()
+    assert opened_since(before) == []
 
 
 FORKS = """

@@ -7,6 +7,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from processes import fork, wait
@@ -281,3 +282,37 @@ def test_taker_that_never_ends_is_over_when_told(path: Path) -> None:
     report.over = 1
     assert wait(child) == 0 and report.done
     assert judge(path, [report]) == report.begun
+
+
+# --- what others have done meanwhile ------------------------------------------------------------------------
+
+
+def test_who_has_given_the_partition_up_publishes_nothing_that_is_published(tmp_path: Path) -> None:
+    """Another process may write into the same file without asking."""
+    Topic.create(tmp_path / "t", **QUIET).close()
+    with Topic.open(tmp_path / "t", shared=True) as topic:
+        topic.append(b"a", sync=True)
+        writer = topic.partition(0)._access.writer()
+        writer._take_turn(writer._hand_over)
+        watermark = (tmp_path / "t" / "0000" / "watermark").read_bytes()
+        writer.publication.publish(flushed=writer.batch.tail)
+        assert (tmp_path / "t" / "0000" / "watermark").read_bytes() == watermark
+        assert not writer.publication.in_progress
+        topic.append(b"b", sync=True)
+        assert values_of(topic) == [b"a", b"b"]
+
+
+def test_sync_of_a_segment_reaches_as_far_as_others_have_written(tmp_path: Path) -> None:
+    with Topic.create(tmp_path / "t", **QUIET) as topic:
+        topic.append(b"a", sync=True)
+        writer = topic.partition(0)._access.writer()
+        disk, first = writer.disk, writer.batch.tail
+        topic.append(b"b", sync=True)
+        last = writer.batch.tail
+        by_others = disk.mark._replace(written_end=last.end, written_tail=first.end)
+        with mock.patch.object(type(disk), "mark", new_callable=mock.PropertyMock, return_value=by_others):
+            assert disk.with_others(first, disk.active)[:2] == (last.end, first.end)
+            assert disk.with_others(last, disk.active) == last
+        beyond = by_others._replace(written_end=last.end + 100)
+        with mock.patch.object(type(disk), "mark", new_callable=mock.PropertyMock, return_value=beyond):
+            assert disk.with_others(first, disk.active) == first, "what is not in the file yet is not reached"
