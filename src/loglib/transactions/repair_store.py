@@ -264,25 +264,29 @@ class _Examination:
                 topic = topic_of(store, section.topic, section.log_id)
                 target = Target(topic, Identity.of(section.log_id, section.partition))
                 try:
-                    if self._has_other_history(target, manifest):
-                        found = f"{target.directory} has another history"
-                        expected = "the log for which it was committed"
-                    elif (path := self._missing_file(target, manifest, section)) is not None:
-                        found, expected = f"there is no {path}", "the file with its records"
-                    else:
-                        continue
+                    obstacle = self._obstacle(target, manifest, section)
                 except (LogError, OSError):  # the topic's own repair
                     continue
-                yield self._of_pending(manifest, found, expected)
-                break
+                if obstacle is not None:
+                    yield self._of_pending(manifest, *obstacle)
+                    break
+
+    def _obstacle(self, target: Target, manifest: Manifest, section: Section) -> tuple[str, str] | None:
+        """The reason why no process can apply the section, and the expected state; None if one can apply it."""
+        if self._has_other_history(target, manifest):
+            return f"{target.directory} has another history", "the log for which it was committed"
+        missing = self._missing_file(target, manifest, section)
+        return None if missing is None else (f"there is no {missing}", "the file with its records")
 
     def _missing_file(self, target: Target, manifest: Manifest, section: Section) -> str | None:
         """The path of a staged file that is missing, while its records are not in the log.
 
         So it is after a copy that took the topic before the commit, and the store after it.
         """
+        if not section.file:
+            return None
         path = os.path.join(target.topic_path, section.file)
-        needed = [path, path + HEADERS] if section.is_segment else [path] if section.file else []
+        needed = (path, path + HEADERS) if section.is_segment else (path,)
         missing = next((each for each in needed if not self._files.exists(each)), None)
         # Looked up last: a process that applies it notes that before it removes the files.
         return missing if missing and numbers_of(self._files, target).applied_txn < manifest.number else None

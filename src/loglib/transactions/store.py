@@ -362,16 +362,13 @@ class Store(NotCopyable):
                     temporary, written = self._write(directory, encode(wanted)), wanted
                 linked = wanted._replace(number=self._state.number + 1)
                 try:
-                    directory.link(temporary, name_of(linked.number))
+                    with _refusing_full_disk(directory, name_of(linked.number)):
+                        directory.link(temporary, name_of(linked.number))
                 except FileExistsError:
                     continue
                 except FileNotFoundError:  # it was old, and removed as an orphan
                     temporary = None
                     continue
-                except OSError as error:
-                    if is_full(error):  # the directory has no room for the name
-                        raise StorageFullError(directory.path_of(name_of(linked.number)), error) from error
-                    raise
                 if not self._was_checkpointed(directory, linked.number):
                     self._add(linked)
                 elif not self._state.has(linked):
@@ -395,11 +392,10 @@ class Store(NotCopyable):
     def _write(self, directory: Directory, content: bytes) -> str:
         name = f".{self.files.random_bytes(16).hex()}{_TEMPORARY}"
         try:
-            directory.write_new(name, content, self._permissions)
-        except BaseException as error:
+            with _refusing_full_disk(directory, name):
+                directory.write_new(name, content, self._permissions)
+        except BaseException:
             self._drop(directory, name)
-            if isinstance(error, OSError) and is_full(error):  # nothing is committed, and nothing in doubt
-                raise StorageFullError(directory.path_of(name), error) from error
             raise
         return name
 
@@ -560,6 +556,17 @@ class Store(NotCopyable):
         for name in names:
             if name.endswith(_TEMPORARY) and _is_orphan(directory, name, now):
                 self._drop(directory, name)
+
+
+@contextmanager
+def _refusing_full_disk(directory: Directory, name: str) -> Iterator[None]:
+    """`StorageFullError` if the file or its name has no room: nothing is committed then, and nothing is in doubt."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise StorageFullError(directory.path_of(name), error) from error
+        raise
 
 
 def _identity(facts: os.stat_result) -> tuple[int, float]:
