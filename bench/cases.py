@@ -306,6 +306,7 @@ def _read_cases(sizes: Sizes) -> list[Case]:
 # Which system's file is read by a system that has no file of its own; None: it reads memory.
 _FILES = {
     ("read_columns", "slices"): None,
+    ("read_columns", "checked slices"): None,
     ("read_columns", "loglib, with Arrow"): "loglib",
     ("read_records", "floor"): None,
     ("read_records", "loglib, with Arrow"): "loglib",
@@ -322,7 +323,7 @@ def _small_batch_cases(sizes: Sizes) -> list[Case]:
         options: dict[str, Option] = {"shape": "200", "messages": messages, "per_call": per_call}
         fill = Job("fill", {"system": "loglib", **options, "flush": "each call, no fsync"})
         runs = tuple(
-            Run(label, Job(kind, {"system": system, **options}), None if system == "checked slices" else fill)
+            Run(label, Job(kind, {"system": system, **options}), fill if _FILES.get((kind, system), system) else None)
             for label, system in ((OURS, "loglib"), other)
         )
         return Case(f"{title}[200B, batches of {per_call}]", runs, sizes.few_repeats)

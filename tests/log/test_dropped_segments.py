@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conftest import QUIET
+from conftest import QUIET, needs_proc, open_files
 from loglib import Topic
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="open files are listed in /proc")
+pytestmark = needs_proc
 
 RECORDS = 20
 
 
 def removed_but_open(path: Path) -> list[str]:
-    """The removed files of a topic that this process has open."""
-    found = []
-    for each in os.listdir("/proc/self/fd"):
-        try:
-            leads = os.readlink(f"/proc/self/fd/{each}")
-        except FileNotFoundError:
-            continue
-        if leads.startswith(str(path)) and leads.endswith(".log (deleted)"):
-            found.append(leads)
-    return found
+    """The removed segments of a topic that this process has open."""
+    return [each for each in open_files() if each.startswith(str(path)) and each.endswith(".log (deleted)")]
 
 
 def by_group(topic: Topic) -> Callable[[], int]:

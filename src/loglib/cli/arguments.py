@@ -162,7 +162,7 @@ def topic_paths(path: str) -> list[str]:
 def has_partitions(path: str) -> bool:
     """True if the directory is that of a topic, perhaps of one that has lost its description."""
     try:
-        return any(map(PARTITION.fullmatch, REAL.listdir(path)))
+        return any(map(PARTITION.fullmatch, REAL.names_in(path)))
     except (FileNotFoundError, NotADirectoryError):
         return False
 

@@ -70,7 +70,7 @@ def copy(
     if is_remote(target):
         raise click.UsageError("TARGET must be a directory")
     path = topic_path(target)
-    if REAL.exists(path) and (not REAL.is_directory(path) or REAL.listdir(path)):
+    if REAL.exists(path) and (not REAL.is_directory(path) or REAL.names_in(path)):
         raise click.UsageError(f"{target} exists already")
     with Topic.open(source, mode="r") as opened:
         policies = {each.name: getattr(opened.config, each.name) for each in fields(TopicConfig)}

@@ -72,7 +72,7 @@ class _Look:
         """The files in a directory and in those below it, by their paths from there, in order."""
         directory = os.path.join(path, inside)
         try:
-            names = sorted(REAL.listdir(directory))
+            names = sorted(REAL.names_in(directory))
         except PermissionError:
             self.unreadable.append(directory)
             return
@@ -111,7 +111,7 @@ def _files(look: _Look, directory: str) -> Iterator[_File]:
             yield from look.topic(path)
     for store in stores_of(directory):
         yield from look.whole(store, "transactions")
-    for name in sorted(filter(_LEFT_OVER.fullmatch, REAL.listdir(directory))):
+    for name in sorted(filter(_LEFT_OVER.fullmatch, REAL.names_in(directory))):
         yield from look.whole(os.path.join(directory, name), "left over")
 
 

@@ -117,9 +117,7 @@ class AnyGroup(Joined, Generic[Handed, HandedBatch, Key]):
         self._commit_at = 0.0
         directory.make()
         with ExitStack() as opened:
-            self._observer = with_a_free_descriptor(
-                directory.path, lambda: Observer(use_inotify=directory.files.real)
-            )
+            self._observer = with_a_free_descriptor(directory.path, lambda: Observer(use_inotify=directory.files.real))
             opened.callback(self._observer.close)
             self._delivery = Delivery(directory, self._observer)
             self._membership = Membership(

@@ -92,10 +92,8 @@ def _inspect(directory: ShareDirectory) -> ShareInfo:
 def _is_of_another_log(directory: ShareDirectory, acks: AckLog) -> bool:
     try:
         directory.check_history(acks)
-    except ShareReplacedError:
-        return True
-    except LogError:  # a damaged log is reported where it is read
-        return False
+    except LogError as error:  # a damaged log is reported where it is read
+        return isinstance(error, ShareReplacedError)
     return False
 
 

@@ -138,9 +138,7 @@ class Share(Joined, JobSource):
             )
             opened.callback(self._file.leave)
             self._pinning = Pinning(directory, self._takings, self._file.number, self.member, self._lease_us)
-            self._observer = with_a_free_descriptor(
-                directory.path, lambda: Observer(use_inotify=directory.files.real)
-            )
+            self._observer = with_a_free_descriptor(directory.path, lambda: Observer(use_inotify=directory.files.real))
             opened.callback(self._observer.close)
             self._wait = CommonWait(self._observer)
             self._observer.observe_directory(_MEMBERS, directory.members)

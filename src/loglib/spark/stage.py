@@ -61,7 +61,7 @@ def attempts_of(files: Files, topic_path: str, staged: Iterable[Staging]) -> set
     """All attempts in the topic's directory of the write that has staged these, also those that have failed."""
     writes = {each.attempt[:_OF_WRITE] for each in staged}
     with suppress(FileNotFoundError):
-        return {each for each in files.listdir(os.path.join(topic_path, STAGING)) if each[:_OF_WRITE] in writes}
+        return {each for each in files.names_in(os.path.join(topic_path, STAGING)) if each[:_OF_WRITE] in writes}
     return set()
 
 

@@ -479,7 +479,7 @@ class Files(SystemCalls):
             if error.errno != errno.EXDEV:
                 raise
             self.make_directory(target, stat.S_IMODE(self.stat(path).st_mode))
-            for name in sorted(self.listdir(path), key=lambda name: (name != first, name)):
+            for name in sorted(self.names_in(path), key=lambda name: (name != first, name)):
                 old, new = os.path.join(path, name), os.path.join(target, name)
                 if self.is_directory(old):
                     self.move_directory(old, new)
@@ -496,7 +496,7 @@ class Files(SystemCalls):
     def remove_tree(self, path: str) -> None:
         """Remove a private directory with its contents. What cannot be removed stays."""
         with suppress(OSError):
-            for name in self.listdir(path):
+            for name in self.names_in(path):
                 each = os.path.join(path, name)
                 try:
                     self.unlink(each)

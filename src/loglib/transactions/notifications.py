@@ -92,7 +92,7 @@ def answer(files: Files, topic_path: str, partitions: Iterable[int]) -> None:
     inbox = _inbox(topic_path)
     mine = {f"{each:04d}" for each in partitions}
     with suppress(FileNotFoundError):
-        for name in files.listdir(inbox):
+        for name in files.names_in(inbox):
             if name.partition("-")[0] in mine:
                 with suppress(FileNotFoundError):
                     files.unlink(os.path.join(inbox, name))

@@ -107,7 +107,7 @@ def pending_transactions(path: str) -> list[Manifest]:
     pointer = read_pointer(REAL, path)
     if pointer is None:
         return []
-    names = REAL.listdir(pointer.path)
+    names = REAL.names_in(pointer.path)
     done, checkpoint = set(numbers(names, DONE)), newest_checkpoint(lambda: names) or 0
     inside = os.path.relpath(path, os.path.dirname(os.path.normpath(pointer.path)))
     found: list[Manifest] = []
@@ -118,7 +118,7 @@ def pending_transactions(path: str) -> list[Manifest]:
         with suppress(FileNotFoundError):  # a checkpoint has replaced it
             manifest = decode(REAL.read_whole(name, MOST_BYTES), name)
             concerned = {*(each.topic for each in manifest.sections), *(each.topic for each in manifest.offsets)}
-            is_over = number in numbers(REAL.listdir(pointer.path), DONE) or not REAL.exists(name)
+            is_over = number in numbers(REAL.names_in(pointer.path), DONE) or not REAL.exists(name)
             if manifest.applies and inside in concerned and not is_over:
                 found.append(manifest)
     return found
