@@ -160,6 +160,13 @@ def test_value_whose_type_goes_with_no_other_is_named(values: list[bytes | None]
         learned_type([read.slice(0, cut), read.slice(cut)])
 
 
+@pytest.mark.parametrize("later", [b"x", b"\xff"], ids=["no JSON", "no text"])
+def test_learning_names_the_first_bad_row_though_a_later_one_fails_in_an_earlier_step(later: bytes) -> None:
+    read = batch_of([b"[]", b"{}", later])
+    with pytest.raises(DecodeError, match="offset 8: .*value is struct<> here"):
+        learned_type([read])
+
+
 def test_numbers_of_both_kinds_are_floating_and_null_goes_with_all() -> None:
     first, second = batch_of([b'{"a": 1}', None, b'{"a": null, "b": [null]}']), batch_of([b'{"a": 1.5}', b"null"])
     learned = learned_type([first, second])

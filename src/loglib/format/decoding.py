@@ -96,10 +96,7 @@ def learned_type(batches: Iterable[pa.RecordBatch]) -> pa.DataType:
     """
     known = pa.null()
     for batch in batches:
-        try:
-            known = _learned_with(known, _parsed(batch.column("value")))
-        except _BadRowError as bad:
-            raise _error(bad, batch) from None
+        known = _learned_with(known, batch)
     return known
 
 
@@ -224,9 +221,17 @@ def _nulls(items: list[Any]) -> pa.Array:
     return pa.array([item is None for item in items], pa.bool_())
 
 
-def _learned_with(known: pa.DataType, rows: list[Any]) -> pa.DataType:
-    """The type that has the values of this type and these rows."""
+def _learned_with(known: pa.DataType, batch: pa.RecordBatch) -> pa.DataType:
+    """The type that has the values of this type and of these rows. `DecodeError` for the first row that does not go."""
+    try:
+        return _joined(known, _parsed(batch.column("value")))
+    except _BadRowError as bad:
+        # All rows are parsed before the first is compared: one before this row may have no type with the others.
+        _learned_with(known, batch.slice(0, bad.number))
+        raise _error(bad, batch) from None
 
+
+def _joined(known: pa.DataType, rows: list[Any]) -> pa.DataType:
     def learn(rows: list[Any]) -> None:
         nonlocal known
         known = _merged(known, _learned(rows, "value"), "value")
