@@ -441,6 +441,29 @@ def test_topic_that_is_closed_meanwhile_serves_nothing(
     assert not bills._serving.serve()
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_hold_that_ends_while_the_writer_is_closed_is_written_into_no_other_file(
+    tmp_path: Path, open_topic: Open, shared: bool
+) -> None:
+    """The thread of transactions had the hold in hand. It wrote the mark into a segment that another writer made."""
+    topic = open_topic(tmp_path / "data" / "topic", shared=shared)
+    topic.append(b"x", sync=True)
+    writer = topic._placement.writer_of(0)
+    writer.begin_section(Txn(5, 7, 0))
+    fd = writer.publication.watermark.fileno()
+    topic.close()
+    others = [REAL.create(str(tmp_path / str(number)), 0o600) for number in range(fd + 1)]
+    try:
+        assert fd in others, "the number belongs to another file now"
+        with pytest.raises(LogClosedError):
+            writer.end_hold(5)
+        assert writer.published() == writer.disk.mark
+        assert {REAL.size(each) for each in others} == {0}
+    finally:
+        for each in others:
+            os.close(each)
+
+
 def test_log_without_transactions_recovers_where_its_first_segment_is_gone(tmp_path: Path, open_topic: Open) -> None:
     """The watermark is lost, and retention has dropped the beginning: nothing was ever held."""
     topic = open_topic(tmp_path / "data" / "topic")

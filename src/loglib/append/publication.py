@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, Protocol
 
+from ..errors import LogError
 from ..format.record import new_tuple
 from ..format.watermark import Mark, WatermarkWriter
 from ..log.log import Wakeable
@@ -72,6 +73,7 @@ class Publication(NotCopyable):
         self.is_mine = asker(self._lock)  # whether the calling thread is publishing
         self._others_may_publish = False
         self._has_left = False  # whether another process may write now
+        self._closed: LogError | None = None
         self.in_progress = False  # whether some thread may be: if not, `is_mine` need not be called
 
     def publish(
@@ -88,12 +90,14 @@ class Publication(NotCopyable):
 
         `durable`: all before it is on the disk. `log_start`: readers see nothing below it. `applied`: all records of
         the held transaction are in the log. `hold`: the transaction that is held from now on; `NO_HOLD` for none.
-        `written`: the next writer continues there.
+        `written`: the next writer continues there. Raises the reason that was given to `close`.
         """
         copies = self.copies
         if copies is not None and not copies.accepted:
             flushed = durable = None
         with self._lock, self._alone() if self._others_may_publish else _UNDISTURBED:
+            if self._closed is not None:
+                raise self._closed
             self.in_progress = True
             last = self.watermark.mark
             flushed_end, flushed_tail = last.flushed_end, last.flushed_tail
@@ -159,7 +163,8 @@ class Publication(NotCopyable):
         """The newest publication of any process."""
         if self._others_may_publish:
             with self._lock:
-                self._note(self.watermark.read())
+                if self._closed is None:
+                    self._note(self.watermark.read())
         return self.watermark.mark
 
     def _note(self, mark: Mark | None) -> None:
@@ -180,6 +185,11 @@ class Publication(NotCopyable):
             self.watermark.sync()
         except OSError as error:
             self.fail(error)
+
+    def close(self, why: LogError) -> None:
+        """Publish nothing from now on. The caller closes the file then, and its number may name another file."""
+        with self._lock:
+            self._closed, self._others_may_publish = why, False
 
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter after every publication, from the publishing thread, while the waiter exists."""

@@ -499,6 +499,7 @@ class Writer(TurnWriter):
         with self.lock:  # no thread may write to a file that is being closed
             self.closed = self.closed or why
             self.batch = OpenBatch(self.batch.tail, self.partition, owed=self.batch.owed)
+            self.publication.close(self.closed)  # the thread of transactions may just be ending a hold
             if self._to_close is None:
                 self._to_close = iter([(self._files.close, fd) for fd in self.disk.files_to_close()])
             try:
