@@ -151,6 +151,31 @@ def test_jumps_are_found_again_as_they_were_when_the_segment_is_opened(tmp_path:
         assert jumps_at(segment, headers_in(stored)[-1].base_offset) == jumps
 
 
+@pytest.mark.parametrize("count", [2, 3, 7, 8, 9, 100, 1000])
+def test_jumps_are_found_from_those_of_each_earlier_batch(tmp_path: Path, count: int) -> None:
+    headers = headers_in(stored := chained([TINY] * count))
+    before: list[Jumps] = []
+    for header in headers:
+        before.append(added(before[-1] if before else None, header.base_offset))
+    with opened(write_segment(tmp_path, stored)) as segment:
+        segment.looks = 0
+        assert jumps_at(segment, headers[-1].base_offset) == before[-1]
+        whole = segment.looks
+        for known in before:
+            segment.looks = 0
+            assert jumps_at(segment, headers[-1].base_offset, known) == before[-1]
+            assert segment.looks <= whole
+        assert segment.looks <= 1 + count.bit_length(), "of the last batch only its own distance is unknown"
+
+
+def test_jumps_of_another_log_are_not_taken_for_known(tmp_path: Path) -> None:
+    headers = headers_in(stored := chained([TINY] * 100))
+    whole = jumps_of(headers)
+    with opened(write_segment(tmp_path, stored)) as segment:
+        for known in (Jumps(headers[50].base_offset + 1, 0, None), Jumps(headers[-1].base_offset + 9, 1, None)):
+            assert jumps_at(segment, headers[-1].base_offset, known) == whole
+
+
 def test_jumps_are_found_as_far_as_headers_are_whole(tmp_path: Path) -> None:
     stored = bytearray(chained([TINY] * 100))
     headers = headers_in(bytes(stored))

@@ -12,14 +12,14 @@ that has the writer's turn. `publication` is safe for all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, NoReturn
 
 from ..config.policies import MAX_OFFSET, TopicConfig
 from ..config.quantities import microseconds
 from ..errors import LogMovedError, WriterFailedError
-from ..format.chain import Jumps, added
+from ..format.chain import added
 from ..format.header import NO_PRODUCER, PRODUCERS, Body, Header, Producer, batch_of_one, stamp
 from ..format.record import new_tuple
 from ..format.watermark import Mark, WatermarkWriter
@@ -48,7 +48,6 @@ from .publication import Copies, Publication
 from .room import Room
 
 _MOST_PARTS = 1000  # of one write: the system takes 1,024
-_FEW_BATCHES = 32  # to read their headers costs less than to follow the jumps of the last one
 
 
 class NewBatch(NamedTuple):
@@ -66,15 +65,6 @@ class Txn(NamedTuple):
     number: int
     id: int
     store: int  # the first 8 bytes of the id of the store that gave the number
-
-
-def _jumps_after(jumps: Jumps | None, headers: Iterable[Header]) -> Jumps | None:
-    """The jumps of the last of these batches, which follow the one with `jumps`; None if there are many of them."""
-    for number, header in enumerate(headers):
-        jumps = added(jumps, header.base_offset)
-        if number == _FEW_BATCHES or jumps.jump_offset != header.jump_offset:
-            return None
-    return jumps
 
 
 class TailWriter(NotCopyable):
@@ -203,8 +193,8 @@ class TailWriter(NotCopyable):
             self.start = found  # for `_headers_with_producers`
             self.note_producers(tail)  # the new tail does not have them
             self.producers.learn(reader.headers(tail.end, found.end))
-        last = None if tail.end == active.base_offset else tail.jumps
-        jumps = _jumps_after(last, reader.headers(tail.end, found.end)) or jumps_at(reader, found.last_batch)
+        known = None if tail.end == active.base_offset else tail.jumps
+        jumps = jumps_at(reader, found.last_batch, known)
         return found._replace(jumps=jumps, sections=NO_SECTIONS, records=tail.records)
 
     def reopen(self) -> Tail:

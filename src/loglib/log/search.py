@@ -176,16 +176,23 @@ def likely_headers(segment: SegmentReader, offset: int, limit: int) -> Iterator[
             return
 
 
-def jumps_at(segment: SegmentReader, last: int) -> Jumps | None:
-    """The jumps of the segment's last batch, up to the first damaged one. The next batch is added to them."""
+def jumps_at(segment: SegmentReader, last: int, known: Jumps | None = None) -> Jumps | None:
+    """The jumps of the segment's last batch, up to the first damaged one. The next batch is added to them.
+
+    `known`: those of an earlier batch. A path of jumps from a later batch meets it, and is not read beyond.
+    """
     path: list[tuple[int, int]] = []
     place = last
-    while (header := _whole(segment, place)) is not None:
+    jumps: Jumps | None = None
+    while jumps is None and (header := _whole(segment, place)) is not None:
         path.append((place, _distance(segment, header)))
         if header.jump_offset >= place:
             break
         place = header.jump_offset
-    jumps: Jumps | None = None
+        while known is not None and known.base_offset > place:
+            known = known.rest
+        if known is not None and known.base_offset == place:
+            jumps = known
     for base_offset, distance in reversed(path):
         jumps = Jumps(base_offset, distance if jumps is not None else 0, jumps)
     return jumps
