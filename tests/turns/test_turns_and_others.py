@@ -603,13 +603,14 @@ def test_lines_are_there_once_though_partitions_were_added_in_the_middle_of_a_po
         if next(count) == 2:
             writer._take_turn(writer._hand_over)
             Topic.add_partitions(path, 2)
-            described.append((path / "topic.json").read_bytes())
+            whole = (path / "topic.json").read_bytes()
             if then == "damage":
                 (path / "topic.json").write_bytes(b"{")
             elif then == "an error of the disk":
                 failing = mock.Mock(wraps=topic_file)
                 failing.read.side_effect = OSError(errno.EIO, "Input/output error")
                 monkeypatch.setattr(spool_topic, "topic_file", failing)
+            described.append(whole)
         return append(writer, *args, **options)
 
     handler = LogHandler(path)
@@ -618,6 +619,7 @@ def test_lines_are_there_once_though_partitions_were_added_in_the_middle_of_a_po
         for number in range(5000):
             handler.handle(logging.LogRecord("a", logging.INFO, "", 0, f"{number:060}", None, None))
         if then == "damage":
+            wait_until(lambda: bool(described), "the third batch")
             assert not handler.drain(0.2)
             (path / "topic.json").write_bytes(described[0])
         assert handler.drain(PATIENCE_S)
