@@ -76,7 +76,7 @@ class Handles(NotCopyable):
         """
         turns = self.turns
         assert turns is not None  # else no writer asks for a look
-        writers, is_over = list(self.writers), turns.is_over()
+        writers, is_over = list(self.writers), turns.look()
         having = [each for each in writers if not each.is_parked]  # few of the thousands that a topic may have
         if turns.held() > len(having):  # an interrupt has kept one of the others from giving its lock up
             having = writers

@@ -12,12 +12,14 @@ that ends where the watermark says, or one that must be recovered, because the h
                 the turn, two processes that spread keys over partitions would each hold some of them, and wait for the
                 rest after every record.
 
-The turn only orders the processes. Losing the file, or a process that is stopped while it has the turn, costs the
-others 0.1 s each time: then they take partitions without it.
+    fair        Processes that wait for the turn stand in a line (line.py). Only the first of them asks for the turn.
 
-Nobody blocks in the system, because a wait for a process that is stopped must end. Who waits asks again and again: for
-the first millisecond every 50 us, then less often, and after a long wait more often again. So among many processes
-nobody waits for ever.
+The turn and the line only order the processes. Losing the file, or a process that is stopped while it has the turn or a
+place in the line, costs the others 0.1 s each time: then they take partitions without it.
+
+Nobody blocks in the system, because a wait for a process that is stopped must end. Who waits asks again and again: the
+first of the line each 0.2 ms, the others less often the further they are from it. So many processes that wait cost
+little more than one.
 
 Threads: safe for all.
 """
@@ -36,14 +38,16 @@ from ..system.directory import Directory
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.process import fork_lock, in_child
+from .line import Line
 
 NAME = "turns"
 TURN_S = 0.005  # a turn, if no flush ends it
 _SHORTEST_NAP_S = 0.00005
-_LONG_WAIT_NAP_S = 0.0004
-_SOON_S = 0.02  # in this time a few processes that sync have had their turns
-_LONGEST_NAP_S = 0.001
-_OVERTAKE_S = 0.1  # the turns of a few processes
+_SOON_S = 0.001  # in this time a process that has nothing to do has given its partitions up, if it was just asked
+_NAP_S = 0.0002
+_NAP_IN_LINE_S = 0.0015  # for each place that is before: a third of a turn
+_LONGEST_NAP_S = 0.006
+_OVERTAKE_S = 0.1  # without a move of the line: many turns
 _ASK_S = 0.0004  # to ask costs 3 % of a synced append, which takes about half of this
 _ALONE_S = 1.0  # after this time without another process, it is asked only once in a turn
 
@@ -51,11 +55,11 @@ _opening = fork_lock()  # a child has no copy of the file that it does not know
 _in_child = in_child()
 
 
-def _nap_s(waited_s: float, wait_s: float) -> float:
-    """The time until a process that waits asks again, in seconds. It gives up after `wait_s`."""
-    if waited_s < _SOON_S:
-        return _SHORTEST_NAP_S if waited_s < _LONGEST_NAP_S else _LONG_WAIT_NAP_S
-    return max(_LONGEST_NAP_S * (1 - 2 * waited_s / wait_s), _LONG_WAIT_NAP_S)
+def _nap_s(place: int, waited_s: float) -> float:
+    """The time until a process at this place of the line asks again, in seconds. 0: it has no place."""
+    if place == 1:
+        return _SHORTEST_NAP_S if waited_s < _SOON_S else _NAP_S
+    return min(_NAP_IN_LINE_S * (place - 1), _LONGEST_NAP_S) if place else _LONGEST_NAP_S
 
 
 class Turns(NotCopyable):
@@ -69,37 +73,53 @@ class Turns(NotCopyable):
         self._lock = threading.RLock()  # guards the attributes below
         self._fd = -1  # of the file, once it was needed
         self._identity = (0, 0)
+        self._line: Line | None = None  # in the file
         self._is_closed = False
         self._held: WeakSet[Directory] = WeakSet()  # the partitions that this process has
         self._is_mine = False  # whether this process has the turn
         self._began = 0.0  # when it got its first partition in this turn
         self._asked = 0.0
         self._met = 0.0  # when another process was seen last
-        self._yields_until = 0.0  # after a turn, the others come first
         _in_child.add(self._abandon)
 
     # --- take ------------------------------------------------------------------------------------
 
     def take(self, place: Directory, *, wait_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Take the flock of a partition's directory. False after `wait_s` seconds, or as soon as `is_over` is true."""
-        began = monotonic()
         if wait_s <= 0:
             return self._take_free(place)
-        while monotonic() < min(self._yields_until, began + wait_s) and not self._is_anothers():
-            time.sleep(_SHORTEST_NAP_S)
+        began = moved = monotonic()
+        at = self._place_in_line() if self._is_contended() else 1
         try:
             while not is_over():
-                waited = monotonic() - began
-                if self._take_at_once(place, may_overtake=waited >= min(_OVERTAKE_S, wait_s / 2)):
+                is_stuck = monotonic() - moved >= min(_OVERTAKE_S, wait_s / 2)
+                if (at == 1 or is_stuck) and self._take_at_once(place, may_overtake=is_stuck):
                     return True
-                if waited >= wait_s:
+                if (waited := monotonic() - began) >= wait_s:
                     return False
-                time.sleep(_nap_s(waited, wait_s))
+                before, at = at, self._place_in_line()
+                if at != before:
+                    moved = monotonic()
+                time.sleep(_nap_s(at, waited))
             return False
         finally:
             with self._lock:
+                if self._line is not None:
+                    self._line.leave()
                 if self._is_mine and not self._held:
                     self._give_turn_up()
+
+    def _place_in_line(self) -> int:
+        """1 if this process is the first that waits for the turn, or if it has the turn; 0 if it has no place."""
+        with self._lock:
+            place = 1 if self._is_mine or self._line is None else self._line.place()
+            if place != 1:
+                self._met = monotonic()
+            return place
+
+    def _is_contended(self) -> bool:
+        """True if another process was there a short time ago."""
+        return monotonic() - self._met < _ALONE_S
 
     def _take_free(self, place: Directory) -> bool:
         """Take the partition if nobody has it. The others do not notice."""
@@ -114,7 +134,7 @@ class Turns(NotCopyable):
             is_new = not self._is_mine and self._take_turn()
             if not (self._is_mine or may_overtake) or not self._take_free(place):
                 return False
-            if is_new:  # nobody has what this process wants
+            if is_new and not self._is_contended():
                 self._give_turn_up()
             elif self._is_mine and not self._began:
                 self._began = monotonic()
@@ -124,6 +144,10 @@ class Turns(NotCopyable):
         """Take the turn, if nobody has it. The file may be missing, and the disk full."""
         self._is_mine = not self._open(make=True) or self._files.try_lock(self._fd, self._path)
         self._began = monotonic() if self._held else 0.0
+        if not self._is_mine:
+            self._met = monotonic()
+        elif self._line is not None:
+            self._line.leave()
         return self._is_mine
 
     def _open(self, *, make: bool) -> bool:
@@ -133,7 +157,7 @@ class Turns(NotCopyable):
         if self._is_closed:
             return False
         with suppress(OSError), _opening:
-            fd, self._fd = self._fd, -1
+            fd, self._fd, self._line = self._fd, -1, None
             if fd >= 0:
                 self._files.close(fd)
             if make:
@@ -141,6 +165,7 @@ class Turns(NotCopyable):
             else:
                 self._fd = self._files.open_write(self._path)
             self._identity = self._files.identity(self._fd)
+            self._line = Line(self._files, self._fd)
         return self._fd >= 0
 
     def _give_turn_up(self) -> None:
@@ -159,16 +184,24 @@ class Turns(NotCopyable):
         if self._is_mine:
             return True
         now = monotonic()
-        if now - self._asked < (_ASK_S if now - self._met < _ALONE_S else TURN_S):
+        if now - self._asked < (_ASK_S if self._is_contended() else TURN_S):
             return False
         self._asked = now
         return self._is_anothers()
 
-    def is_over(self) -> bool:
-        """True if this process gives its partitions up now."""
-        if self._is_mine:
-            return bool(self._began) and monotonic() - self._began >= TURN_S
-        return self._is_anothers()
+    def look(self) -> bool:
+        """True if this process gives its partitions up now: its turn is over, or another one has the turn.
+
+        If nobody waits at the end of the turn, the process keeps its partitions. The turn ends here, not with the last
+        partition that is given up: other threads may take the first one back meanwhile.
+        """
+        with self._lock:
+            if not self._is_mine:
+                return self._is_anothers()
+            if not self._began or monotonic() - self._began < TURN_S:
+                return False
+            self._give_turn_up()
+            return self._line is not None and not self._line.is_empty()
 
     def _is_anothers(self) -> bool:
         """True if another process has the turn. Only a process that takes the turn makes the file.
@@ -185,18 +218,17 @@ class Turns(NotCopyable):
             return False
 
     def given_up(self, place: Directory) -> None:
-        """This process has given the partition up. With the last one it gives the turn up, and others come first."""
+        """This process has given the partition up. With the last one it gives the turn up."""
         with self._lock:
             self._held.discard(place)
             if self._is_mine and self._began and not self._held:
                 self._give_turn_up()
-                self._yields_until = monotonic() + _LONGEST_NAP_S
 
     def close(self) -> None:
         """Give the turn up, and close the file."""
         with self._lock:
             self._is_closed = True
-            fd, self._fd = self._fd, -1
+            fd, self._fd, self._line = self._fd, -1, None
             if fd >= 0:
                 if self._is_mine:
                     self._files.unlock(fd)
@@ -209,7 +241,7 @@ class Turns(NotCopyable):
         del parent_pid
         self._lock = threading.RLock()
         self._is_closed = True
-        fd, self._fd = self._fd, -1
+        fd, self._fd, self._line = self._fd, -1, None
         self._is_mine = False
         if fd >= 0:
             self._files.close(fd)

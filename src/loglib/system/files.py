@@ -364,6 +364,23 @@ class Files(SystemCalls):
             if error.errno not in _NO_LOCKS:  # where it could not be locked either
                 raise
 
+    def try_lock_bytes(self, fd: int, start: int, end: int) -> bool:
+        """Take this process's locks of bytes of a file that is open for writing. False if they are not free.
+
+        False also if the file system has no such locks: what they guard must do without.
+        """
+        try:
+            self.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, end - start, start)
+        except OSError:
+            return False
+        return True
+
+    def unlock_bytes(self, fd: int, start: int, end: int) -> None:
+        """Release this process's locks of the bytes, if it has any."""
+        if start < end:
+            with suppress(OSError):
+                self.lockf(fd, fcntl.LOCK_UN, end - start, start)
+
     def identity(self, fd: int) -> tuple[int, int]:
         """Device and inode of an open file or directory: unique while it is open, even after it was removed."""
         facts = self.fstat(fd)

@@ -103,6 +103,9 @@ class FilesWrapper(Files):
     def flock(self, fd: int, operation: int) -> None:
         self.forward("flock", fd, operation)
 
+    def lockf(self, fd: int, operation: int, size_bytes: int, start: int) -> None:
+        self.forward("lockf", fd, operation, size_bytes, start)
+
     def statvfs(self, path: Any) -> os.statvfs_result:
         return self.forward("statvfs", path)
 

@@ -106,6 +106,7 @@ else:
 # Here files are numbers. The functions of the system also take objects; other implementations need not.
 _fsync: Callable[[int], None] = os.fsync
 _flock: Callable[[int, int], None] = fcntl.flock
+_lockf: Callable[[int, int, int, int], object] = fcntl.lockf
 
 
 class SystemCalls:
@@ -138,6 +139,7 @@ class SystemCalls:
     lstatx = staticmethod(_lstatx)
     listdir = staticmethod(_listdir)  # (a path, or an open directory)
     flock = staticmethod(_flock)
+    lockf = staticmethod(_lockf)  # (fd, operation, size_bytes, start): locks of bytes, which belong to the process
     statvfs = staticmethod(os.statvfs)
     sendfile = staticmethod(_sendfile)  # (to, source, start, size_bytes)
     read = staticmethod(os.read)  # from a stream, at its own position; so does `write`

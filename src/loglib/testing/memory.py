@@ -206,6 +206,10 @@ class MemoryFiles(Files):
                 else:
                     node.holder = fd
 
+    def lockf(self, fd: int, operation: int, size_bytes: int, start: int) -> None:
+        """Nothing to do: these locks belong to the process, and no other process has the file."""
+        del fd, operation, size_bytes, start
+
     # --- system calls: names --------------------------------------------------------------------------
 
     def rename(self, path: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
