@@ -11,7 +11,6 @@ that ends where the watermark says, or one that must be recovered, because the h
                 takes what it needs, and gives up all of it, and the turn, after 5 ms, or during a long sync. Without
                 the turn, two processes that spread keys over partitions would each hold some of them, and wait for the
                 rest after every record.
-
     fair        Processes that wait for the turn stand in a line (line.py). Only the first of them asks for the turn.
 
 The turn and the line only order the processes. Losing the file, or a process that is stopped while it has the turn or a
@@ -93,7 +92,7 @@ class Turns(NotCopyable):
         try:
             while not is_over():
                 is_stuck = monotonic() - moved >= min(_OVERTAKE_S, wait_s / 2)
-                if (at == 1 or is_stuck) and self._take_at_once(place, may_overtake=is_stuck):
+                if (at <= 1 or is_stuck) and self._take_at_once(place, may_overtake=is_stuck):
                     return True
                 if (waited := monotonic() - began) >= wait_s:
                     return False
@@ -201,7 +200,7 @@ class Turns(NotCopyable):
             if not self._began or monotonic() - self._began < TURN_S:
                 return False
             self._give_turn_up()
-            return self._line is not None and not self._line.is_empty()
+            return self._line is None or not self._line.is_empty()
 
     def _is_anothers(self) -> bool:
         """True if another process has the turn. Only a process that takes the turn makes the file.
