@@ -4,9 +4,10 @@ Invariant: a place in the line is a byte, and a process has the place while it h
 last place that is taken, and moves up as the places before it become free. So the first one to come is the first one to
 have a turn. The kernel frees the place of a process that dies.
 
-The line only orders: if a lock is lost, or more processes wait than there are places, turns are not fair, and nothing
-else happens. Locks of bytes belong to the process (fcntl(2)). It loses them when it closes any open file of the same
-file, so a topic that is open twice in one process may lose its place. A child does not inherit them.
+The line only orders. If a lock is lost, or more processes wait than there are places, turns are not fair, and nothing
+else happens: a process without a place asks for the turn, too. Locks of bytes belong to the process (fcntl(2)). It
+loses them when it closes any open file of the same file, so a topic that is open twice in one process may lose its
+place. A child does not inherit them.
 
 Threads: guarded by the lock of `Turns`.
 """

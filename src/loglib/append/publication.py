@@ -189,7 +189,8 @@ class Publication(NotCopyable):
     def close(self, why: LogError) -> None:
         """Publish nothing from now on. The caller closes the file then, and its number may name another file."""
         with self._lock:
-            self._closed, self._others_may_publish = why, False
+            self._closed = why
+            self._others_may_publish = False  # else `publish` would lock and read the file before it raises
 
     def listen(self, waiter: Wakeable) -> None:
         """Wake the waiter after every publication, from the publishing thread, while the waiter exists."""

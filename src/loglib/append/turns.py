@@ -11,7 +11,7 @@ that ends where the watermark says, or one that must be recovered, because the h
                 takes what it needs, and gives up all of it, and the turn, after 5 ms, or during a long sync. Without
                 the turn, two processes that spread keys over partitions would each hold some of them, and wait for the
                 rest after every record.
-    fair        Processes that wait for the turn form a line (line.py). Only the first of them asks for the turn.
+    fair        Processes that wait for the turn form a line (line.py). Of those in it only the first asks for the turn.
 
 The turn and the line only order the processes. Losing the file, or a process that is stopped while it has the turn or a
 place in the line, costs the others 0.1 s each time: then they take partitions without it.
@@ -109,7 +109,7 @@ class Turns(NotCopyable):
                     self._give_turn_up()
 
     def _place_in_line(self) -> int:
-        """1 if this process is the first that waits for the turn, or if it has the turn; 0 if it has no place."""
+        """The place in the line; 0 if it has none. Also 1 if this process has the turn, or if there is no line."""
         with self._lock:
             place = 1 if self._is_mine or self._line is None else self._line.place()
             if place != 1:
