@@ -185,6 +185,7 @@ def test_a_key_with_a_line_end_is_the_same_key(paths: files.Paths, tmp_path: Pat
     with_end = files.secret(tmp_path / "with.key", paths.shared_key.read_text() + "\r\n")
     with against(accepting(source)) as (stream, _):
         CopyCredentials(shared_key=with_end, authority=paths.certificate).connect(stream, "localhost").close()
+    assert source.refused_keys == 0
 
 
 def test_a_source_without_the_key_is_not_believed(paths: files.Paths) -> None:
@@ -267,8 +268,10 @@ def test_the_authorities_of_the_system_count_if_none_is_given(
     paths: files.Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(paths.certificate))
-    with against(accepting(paths.source())) as (stream, _):
+    source = paths.source()
+    with against(accepting(source)) as (stream, _):
         CopyCredentials(shared_key=paths.shared_key).connect(stream, "localhost").close()
+    assert source.refused_keys == 0
 
 
 # --- who speaks otherwise ----------------------------------------------------------------------------------

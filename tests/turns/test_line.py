@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -54,6 +55,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def mine(path: Path) -> Iterator[Line]:
+    fd = os.open(path, os.O_RDWR)
+    yield Line(REAL, fd)
+    os.close(fd)
+
+
+@pytest.fixture
 def waiting(path: Path) -> Iterator[Callable[[], Waiting]]:
     started: list[Waiting] = []
 
@@ -90,8 +98,8 @@ def test_line_has_an_end(waiting: Callable[[], Waiting]) -> None:
     assert [each("place") for each in line] == [1, 0, 2, 3, 0]
 
 
-def test_line_is_empty_when_the_last_one_has_left(path: Path, waiting: Callable[[], Waiting]) -> None:
-    mine, one = Line(REAL, os.open(path, os.O_RDWR)), waiting()
+def test_line_is_empty_when_the_last_one_has_left(mine: Line, waiting: Callable[[], Waiting]) -> None:
+    one = waiting()
     assert mine.is_empty()
     one("place")
     assert not mine.is_empty()
@@ -101,12 +109,11 @@ def test_line_is_empty_when_the_last_one_has_left(path: Path, waiting: Callable[
     assert mine.is_empty()
 
 
-def test_file_system_without_locks_of_bytes_has_no_line(path: Path) -> None:
-    with mock.patch.object(REAL, "lockf", side_effect=OSError(38, "not implemented")):
-        line = Line(REAL, os.open(path, os.O_RDWR))
-        assert line.place() == 0
-        line.leave()
-        assert not line.is_empty()
+def test_file_system_without_locks_of_bytes_has_no_line(mine: Line) -> None:
+    with mock.patch.object(REAL, "lockf", side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))):
+        assert mine.place() == 0
+        mine.leave()
+        assert not mine.is_empty()
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])
