@@ -370,20 +370,22 @@ def test_interrupt_after_a_recovery_and_before_its_end_is_known_recovers_again(p
         reopen(disk)
         raise KeyboardInterrupt
 
+    large = bytes(5000)  # more than the header of a segment has
     idle = mock.patch.object(SectionWriter, "look", lambda *_, **__: 1.0)
     with idle, opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as other:
-        mine.append(b"1", partition=0, sync=True)
+        mine.append(b"1", partition=0, producer=("p", 1), sync=True)
         give_up(mine)
         for _ in range(2):
-            other.append(b"2", partition=0, sync=True)
+            other.append(large, partition=0, sync=True)
             other.partition(0).roll()
         give_up(other)
         with mock.patch.object(TailWriter, "reopen", reopen_and_interrupt), pytest.raises(KeyboardInterrupt):
             mine.append(b"3", partition=0, sync=True)
-        other.append(b"4", partition=0, sync=True)
+        other.append(b"4", partition=0, producer=("p", 2), sync=True)  # its number is read in the new segment
         give_up(other)
         mine.append(b"5", partition=0, sync=True)
-    assert values_of_path(place) == [b"1", b"2", b"2", b"4", b"5"]
+        assert mine.partition(0).last_sequence("p") == 2
+    assert values_of_path(place) == [b"1", large, large, b"4", b"5"]
 
 
 def values_of_path(path: Path) -> list[bytes | None]:
