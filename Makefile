@@ -27,7 +27,7 @@ SPARK = JAVA_HOME="$$(scripts/java-home.sh)" SPARK_SUBMIT_OPTS="$(SHORT_LIVED)" 
 # The proof makes and deletes files by the million: in memory where there is room, since a disk would be busy with that alone.
 PROOF_FILES := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "TMPDIR=/dev/shm" }')
 
-.PHONY: help demo test check coverage lint types tools browser proof proof-sample bench bench-spark paper docs spark-archive clean venv java
+.PHONY: help demo test check coverage lint types tools browser proof reliability slow slow-spark proof-sample bench bench-spark paper docs spark-archive clean venv java
 
 help:
 	@sed -n 's/^#  //p' Makefile
@@ -92,29 +92,32 @@ proof-sample: venv tools
 	$(VENV_PYTHON) tests/reliability/counts.py || status=$$?; \
 	exit $$status
 
-# A whole proof that has passed is noted in the file `proved`, which tells the sample what has changed since.
-COMMIT := git describe --always --abbrev=40 --exclude='*' --dirty
+# The stages of the proof. The file `proved` has the commits on which they passed last; from it the sample knows what has
+# changed since.
 proof: venv tools browser java
+	@status=0; \
+	for stage in reliability coverage slow slow-spark; do \
+	    MAKE="$(MAKE)" scripts/prove.sh $$stage || status=$$?; \
+	done; \
+	exit $$status
+
+reliability: venv tools
 	@rm -rf .reliability
 	@echo "== reliability tests"
-	@status=0; goals=; commit=$$($(COMMIT)); \
+	@status=0; \
 	$(RELIABILITY) --dist worksteal --timeout=$(if $(LOGLIB_SOAK),0,600) \
 	    -o faulthandler_timeout=$(if $(LOGLIB_SOAK),0,660) -m reliability || status=$$?; \
-	$(VENV_PYTHON) tests/reliability/counts.py && goals=all; \
-	$(MAKE) --no-print-directory coverage || status=$$?; \
-	echo "== tests that take long"; \
-	$(PYTEST) -n 2 -m "slow and not spark and not reliability" || status=$$?; \
-	if [ -n "$$(scripts/java-home.sh)" ]; then \
-	    echo "== Spark tests that take long: clusters, streams"; \
-	    $(PROOF_FILES) $(SPARK) -n 2 --dist loadfile -m "spark and slow" || status=$$?; \
-	else \
-	    echo "== Spark tests that take long are left out: no Java"; goals=; \
-	fi; \
-	if [ "$$status $$goals$(LOGLIB_SOAK) $$commit" = "0 all $$($(COMMIT))" ] && [ "$${commit%-dirty}" = "$$commit" ]; then \
-	    echo "$$commit" >tests/reliability/proved; \
-	    echo "== proved: commit the file tests/reliability/proved"; \
-	fi; \
+	$(VENV_PYTHON) tests/reliability/counts.py || status=$$?; \
 	exit $$status
+
+slow: venv tools browser
+	@echo "== tests that take long"
+	@$(PYTEST) -n 2 -m "slow and not spark and not reliability"
+
+slow-spark: venv java
+	@echo "== Spark tests that take long: clusters, streams"
+	@[ -n "$$(scripts/java-home.sh)" ] || { echo "they need Java"; exit 1; }
+	@$(PROOF_FILES) $(SPARK) -n 2 --dist loadfile -m "spark and slow"
 
 bench: venv
 	@$(VENV_PYTHON) bench/run.py --write

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import counts
 import pytest
 import sample
 from mutants import MUTANTS
+
+from conftest import ROOT
 
 
 def test_sample_has_something_of_each_test_and_every_tenth_mutant() -> None:
@@ -45,9 +50,49 @@ def test_commit_that_git_does_not_know_leaves_every_tenth_mutant(
 ) -> None:
     monkeypatch.setattr(sample, "PROVED", tmp_path / "proved")
     assert sample.changed_files() is None
-    (tmp_path / "proved").write_text("0" * 40)
+    (tmp_path / "proved").write_text("coverage HEAD\n")
+    assert sample.changed_files() is None
+    (tmp_path / "proved").write_text(f"reliability {'0' * 40}\n")
     assert sample.changed_files() is None
     assert "git does not know" in sample.summary()
+
+
+def test_stage_that_has_passed_on_these_files_is_not_run_again(tmp_path: Path) -> None:
+    """The file of the notes itself may change, and nothing is noted of files that no commit has."""
+    script, notes = tmp_path / "scripts/prove.sh", tmp_path / "tests/reliability/proved"
+    for path in (script, notes):
+        path.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/prove.sh", script)
+    (tmp_path / "Makefile").write_text("first:\n\t@echo first runs\nsecond:\n\t@exit 1\n")
+    notes.write_text("second 1\n")
+
+    def run(*command: str) -> str:
+        others = ("GIT_", "LOGLIB_", "MAKE")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+        environment |= {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        return found.stdout + str(found.returncode)
+
+    def commit() -> str:
+        run("git", "add", ".")
+        run("git", "commit", "--quiet", "--message", "a step")
+        return run("git", "rev-parse", "HEAD").split()[0]
+
+    run("git", "init", "--quiet")
+    first = commit()
+    assert "first runs" in run("scripts/prove.sh", "first")
+    assert notes.read_text() == f"first {first}\nsecond 1\n"
+    commit()
+    assert run("scripts/prove.sh", "first") == "== first: passed on these files before\n0"
+    assert run("scripts/prove.sh", "second").endswith("2")
+    (tmp_path / "code").write_text("1")
+    second = commit()
+    (tmp_path / "code").write_text("2")
+    assert "first runs" in run("scripts/prove.sh", "first")
+    assert notes.read_text() == f"first {first}\nsecond 1\n"
+    (tmp_path / "code").write_text("1")
+    assert "first runs" in run("scripts/prove.sh", "first")
+    assert notes.read_text() == f"first {second}\nsecond 1\n"
 
 
 def test_goal_that_was_not_run_or_has_failed_is_named() -> None:

@@ -1,7 +1,7 @@
 """The sample: the part of the proof that continuous integration runs. The same change always gets the same part.
 
 It has the first of each test's cases and every third after it. Of the mutants it has every tenth, and those whose
-module differs from that of the commit in the file `proved`, on which the whole proof last passed.
+module differs from that of the commit in the file `proved` on which the reliability tests last passed as a whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ OF_A_MUTANT = "::test_mutant_is_killed["
 def changed_files() -> set[str] | None:
     """The library's files that differ from the commit that is proved; None if git does not know that commit."""
     try:
-        command = ["git", "diff", "--name-status", "--find-renames", PROVED.read_text("utf-8").strip(), "--", "src"]
+        stages = dict(line.split() for line in PROVED.read_text("utf-8").splitlines())
+        command = ["git", "diff", "--name-status", "--find-renames", stages.get("reliability", ""), "--", "src"]
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
