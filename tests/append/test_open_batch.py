@@ -2,7 +2,7 @@
 
 import pytest
 
-from loglib import Position
+from loglib import LogError, Position
 from loglib.append.open_batch import NO_ROOM, OpenBatch
 from loglib.format.columns import Columns
 from loglib.log.recovery import Tail
@@ -27,6 +27,7 @@ def test_new_batch_takes_nothing_on_the_fast_path() -> None:
     batch = OpenBatch(TAIL, 0)
     assert batch.plain_room == NO_ROOM and batch.bytes_left() == 0 and batch.buffered_bytes() == 0
     assert next(batch.positions, None) is None
+    assert batch.add_keyed(b"v", b"k") is None
 
 
 def test_room_counts_bytes_on_both_paths() -> None:
@@ -38,6 +39,46 @@ def test_room_counts_bytes_on_both_paths() -> None:
     assert (batch.bytes_left(), batch.buffered_bytes()) == (5, 5)
     batch.extend(Columns([b"z" * 20]), 20)
     assert batch.plain_room == NO_ROOM and batch.bytes_left() < 0 and batch.buffered_bytes() == 25
+
+
+def test_record_with_a_key_is_added_to_records_with_keys() -> None:
+    batch = opened(size_bytes=10)
+    batch.extend(Columns([b"1"]), 1)
+    assert batch.add_keyed(b"2", b"k") is None, "the batch has no keys yet"
+    batch.extend(Columns([b"2"], [b"k"]), 2)
+    assert batch.add_keyed(b"3", b"kk") == Position(7, 1002)
+    assert (batch.bytes_left(), batch.buffered_bytes(), batch.plain_room) == (4, 6, NO_ROOM)
+    assert batch.add_keyed(b"four", b"") is None, "it would fill the batch"
+    assert batch.add_keyed(b"4", b"") == Position(7, 1003)
+    batch.extend(Columns([b"5"]), 1)
+    assert batch.columns(0) == Columns([b"1", b"2", b"3", b"4", b"5"], [None, b"k", b"kk", b"", None])
+    assert (batch.bytes_left(), batch.buffered_bytes()) == (2, 8)
+
+
+@pytest.mark.parametrize("columns", [Columns([b"v"], None, [5]), Columns([b"v"], None, None, [(("h", b"1"),)])])
+def test_record_with_a_key_is_not_added_beside_other_columns(columns: Columns) -> None:
+    batch = opened()
+    batch.extend(Columns([b"keyed"], [b"k"]), 6)
+    batch.extend(columns, 1)
+    assert batch.add_keyed(b"v", b"k") is None
+    assert batch.bytes_left() == 993
+
+
+def test_record_with_a_key_stops_one_record_before_the_batch_is_full() -> None:
+    batch = opened(records=3)
+    batch.extend(Columns([b"a"], [b"k"]), 2)
+    assert batch.add_keyed(b"b", b"k") == Position(7, 1001)
+    assert batch.add_keyed(b"c", b"k") is None
+    assert batch.extend(Columns([b"c"], [b"k"]), 2) == range(1002, 1003)
+    assert batch.is_full()
+
+
+def test_owed_error_stops_records_with_keys() -> None:
+    batch = opened()
+    batch.extend(Columns([b"a"], [b"k"]), 2)
+    batch.owe(LogError("it failed"))
+    assert batch.add_keyed(b"b", b"k") is None
+    assert batch.bytes_left() == 998
 
 
 def test_fast_path_stops_one_record_before_the_batch_is_full() -> None:
@@ -62,6 +103,8 @@ def test_sizes_that_must_be_looked_at_leave_nothing_to_the_fast_path() -> None:
     batch = opened(any_size=False)
     batch.extend(Columns([b"a"]), 1)
     assert batch.plain_room == NO_ROOM and batch.bytes_left() == 999
+    batch.extend(Columns([b"a"], [b"k"]), 2)
+    assert batch.add_keyed(b"b", b"k") is None
 
 
 def test_columns_that_begin_late_are_filled_up() -> None:

@@ -61,6 +61,20 @@ def test_interrupt_on_the_fast_path_gives_the_offset_out_again(open_topic: Open)
     assert values_of(topic) == [b"before", b"after"]
 
 
+def test_interrupt_between_a_key_and_its_value_gives_the_offset_out_again(open_topic: Open) -> None:
+    topic = open_topic()
+    topic.append(b"before", key=b"k")
+    batch = topic.partition(0)._access.writer().batch
+    values, batch.values = batch.values, Interrupted(batch.values)
+    with pytest.raises(KeyboardInterrupt):
+        topic.append(b"never", key=b"lost")
+    batch.values = values
+    batch.resume()
+    assert topic.append(b"after", key=b"kept").offset == 1
+    topic.flush()
+    assert [(r.value, r.key) for r in topic.read()] == [(b"before", b"k"), (b"after", b"kept")]
+
+
 def test_interrupted_fsync_is_not_believed_and_everything_is_written_again(open_topic: Open) -> None:
     """Its answer may have been an error that nobody read, after which the page cache lies."""
 

@@ -21,6 +21,10 @@ def append_plain(topic: Topic) -> None:
 
 
 def append_keyed(topic: Topic) -> None:
+    topic.append(NEW[0], key=b"k")
+
+
+def append_with_headers(topic: Topic) -> None:
     topic.append(NEW[0], key=b"k", timestamp=1, headers={"h": b"v"})
 
 
@@ -65,7 +69,7 @@ def interrupt_everywhere(
         topic = testing.open_topic(path, files=UnsyncedFiles(), **(QUIET | policies))
         topic.append(OLD[0], sync=True)
         topic.append_many(OLD[1:2], partition=0, producer=("p", 1))
-        topic.append(OLD[2])
+        topic.append(OLD[2], key=b"k" if action is append_keyed else None)
         try:
             interrupter.run(lambda: action(topic))
         except error:
@@ -83,6 +87,9 @@ def interrupt_everywhere(
             cut = len(new) + 1 if action is not append_idempotent else 0
             expected = [[*OLD, *new[:count], b"later"] for count in range(cut)] or [[*OLD, *new, b"later"]]
             assert values_of(topic) in expected, interrupter.where
+            if action is append_keyed:
+                keyed = [each.value for each in topic.read() if each.key == b"k"]
+                assert keyed in ([OLD[2]], [OLD[2], NEW[0]]), interrupter.where
             topic.close()
         with testing.open_topic(path, files=UnsyncedFiles()) as topic:
             recovery = topic.partition(0).recovery
@@ -95,7 +102,8 @@ def interrupt_everywhere(
 
 
 ACTIONS = [
-    append_plain, append_keyed, append_sync, append_many, append_many_keyed, append_idempotent, flush, roll, close,
+    append_plain, append_keyed, append_with_headers, append_sync, append_many, append_many_keyed, append_idempotent,
+    flush, roll, close,
 ]  # fmt: skip
 POLICIES = [
     pytest.param({}, id="quiet"),

@@ -89,6 +89,17 @@ class Appends:
                     except BaseException:
                         batch.resume()  # an interrupt came between the position and the value
                         raise
+        elif (
+            type(key) is bytes is type(value) and partition is None and timestamp is None and headers is None
+            and not sync and producer is None
+        ):  # fmt: skip
+            partition = self._placement.of_key(key)
+            having = self._placement.open_writer_of(partition)
+            if having is not None and not having.publication.in_progress and not having.has_lock():
+                with having.lock:
+                    position = having.batch.add_keyed(value, key)
+                if position is not None:
+                    return position
         if sync and not self._policies.watched:
             self._policies.look()
         config = self._policies.config

@@ -28,15 +28,15 @@ Item = TypeVar("Item")
 class OpenBatch:
     """Records appended but not yet written, and the tail of the log that they will follow.
 
-    `plain_room` is how many bytes of values the fast path (in `Topic.append`) may still add. Below zero the
-    fast path must not use the batch, for one of these reasons: the batch is empty (its first record starts
-    the flush timer); it has columns besides values; the size of a record must be checked; the writer accepts
-    no more records. `positions` yields the positions of the records that the fast path may add.
+    `plain_room` is how many bytes of values the fast path (in `Topic.append`) may still add, and `keyed_room` how many
+    bytes of values and keys `add_keyed` may. Below zero they must not use the batch, for one of these reasons: the
+    batch is empty (its first record starts the flush timer); it has other columns; the size of a record must be
+    checked; the writer accepts no more records. `positions` yields the positions of the records that they may add.
     """
 
     __slots__ = (
-        "any_size", "capacity", "headers", "keys", "limit", "lost", "owed", "partition", "plain_room", "positions",
-        "room", "tail", "timestamps", "values",
+        "any_size", "capacity", "headers", "keyed_room", "keys", "limit", "lost", "owed", "partition", "plain_room",
+        "positions", "room", "tail", "timestamps", "values",
     )  # fmt: skip
 
     def __init__(self, tail: Tail, partition: int, *, any_size: bool = False, owed: LogError | None = None) -> None:
@@ -48,8 +48,8 @@ class OpenBatch:
         # The number of records and bytes at which the batch is full or a flush is due; set with the first record.
         self.limit = 0
         self.capacity = 0
-        self.room = 0  # bytes left; plain_room counts instead while it is not negative
-        self.plain_room = NO_ROOM
+        self.room = 0  # bytes left; plain_room or keyed_room counts instead while it is not negative
+        self.plain_room = self.keyed_room = NO_ROOM
         self.lost: LogError | None = None  # why its records could not be written
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
@@ -76,7 +76,7 @@ class OpenBatch:
             self.owed = main
             other = error if main is owed else owed
             other.lost = other.in_doubt = ()  # it may still be raised, and lost records must be named only once
-        self.room, self.plain_room = self.bytes_left(), NO_ROOM
+        self._close_fast_paths()
 
     def is_full(self) -> bool:
         """True if a limit is reached."""
@@ -86,14 +86,33 @@ class OpenBatch:
         return self.capacity - self.bytes_left()
 
     def bytes_left(self) -> int:
-        return self.plain_room if self.plain_room >= 0 else self.room
+        return self.plain_room if self.plain_room >= 0 else self.keyed_room if self.keyed_room >= 0 else self.room
+
+    def add_keyed(self, value: bytes, key: bytes) -> Position | None:
+        """Add a record with a key, if it does not fill the batch, which might make a flush due. Else return None.
+
+        It needs a third of the time of `extend`.
+        """
+        room, keys = self.keyed_room - len(value) - len(key), self.keys
+        if room <= 0 or keys is None:
+            return None
+        try:
+            position = next(self.positions, None)
+            if position is not None:
+                self.keyed_room = room
+                keys.append(key)
+                self.values.append(value)
+            return position
+        except BaseException:
+            self.resume()  # an interrupt came between the position and the value
+            raise
 
     def extend(self, columns: Columns, size_bytes: int) -> range:
         """Add records and return their offsets. Values are added last, because their number counts."""
         values, keys, timestamps, headers = columns
         start, count = len(self.values), len(values)
         self.room = self.bytes_left() - size_bytes
-        self.plain_room = NO_ROOM
+        self.plain_room = self.keyed_room = NO_ROOM
         if keys is not None or self.keys is not None:
             self.keys = _extended(self.keys, keys, None, start, count)
         if timestamps is not None or self.timestamps is not None:
@@ -110,12 +129,16 @@ class OpenBatch:
         for column in (self.keys, self.timestamps, self.headers):
             if column is not None:
                 del column[count:]
-        plain = self.any_size and count > 0 and self.keys is None and self.timestamps is None and self.headers is None
-        left, self.plain_room = self.bytes_left(), NO_ROOM
-        self.room = left
-        if plain:
+        self._close_fast_paths()
+        if self.any_size and count > 0 and self.timestamps is None and self.headers is None:
             self.positions = _positions(self.partition, range(self.tail.end + count, self.tail.end + self.limit - 1))
-            self.plain_room = max(left, NO_ROOM)
+            if self.keys is None:
+                self.plain_room = max(self.room, NO_ROOM)
+            else:
+                self.keyed_room = max(self.room, NO_ROOM)
+
+    def _close_fast_paths(self) -> None:
+        self.room, self.plain_room, self.keyed_room = self.bytes_left(), NO_ROOM, NO_ROOM
 
     def lone_record(self) -> tuple[bytes, bytes | None] | None:
         """The value and the key of the only record; None if there are more, or if it is large or has more columns."""

@@ -76,7 +76,8 @@ class Placement:
 
     def of_key(self, key: bytes) -> int:
         """The partition of a key."""
-        return check_choice(self.partitioner()(key, len(self.accesses)), len(self.accesses))
+        count = len(self.accesses)
+        return check_choice((self.by_function or self.partitioner())(key, count), count)
 
     def of_no_key(self, producer: Producer, records: int = 1, size_bytes: int = 0) -> int:
         """The partition for a call's records without a key; with a producer it is the same at each try."""
