@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -141,19 +141,21 @@ def test_record_that_kills_its_workers_has_one_dead_letter_from_another_one(
     topic: Topic, dead: Path, clock: Clock, how: str
 ) -> None:
     lease = 10 if how == "expiry" else None
-    for attempt in (1, 2):
-        share = topic.share("mail", dead_letter=dead, max_attempts=2, lease=lease, member=f"m{attempt}")
-        jobs = [job for job in taken(share, RECORDS if attempt == 1 else 1) if job.value == b"0"]
-        assert [job.attempt for job in jobs] == [attempt]
-        if how == "orphan":
-            del jobs
-            share.close()
-        elif how == "death":
-            die(share)
-        else:
-            clock.advance(timedelta(seconds=11))
-    with topic.share("mail") as other:
-        got = values(other)
+    with ExitStack() as hanging:
+        for attempt in (1, 2):
+            share = topic.share("mail", dead_letter=dead, max_attempts=2, lease=lease, member=f"m{attempt}")
+            jobs = [job for job in taken(share, RECORDS if attempt == 1 else 1) if job.value == b"0"]
+            assert [job.attempt for job in jobs] == [attempt]
+            if how == "orphan":
+                del jobs
+                share.close()
+            elif how == "death":
+                die(share)
+            else:
+                hanging.enter_context(share)
+                clock.advance(timedelta(seconds=11))
+        with topic.share("mail") as other:
+            got = values(other)
     assert died(dead) == [b"0"] and b"0" not in got and facts(letters(dead)[0])["attempts"] == "2"
 
 

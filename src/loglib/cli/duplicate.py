@@ -28,6 +28,7 @@ from ..log import topic_file
 from ..log.lookup import marks_together
 from ..log.reader import OnDamage, Reader
 from ..offload.storage import storage_of
+from ..system.failures import refusing_full_disk
 from ..system.files import REAL
 from ..topic import Topic
 from .arguments import DIRECTORY, SOURCE, as_json, confirm_limits, yes
@@ -101,14 +102,13 @@ def _build(
     # A limit of bytes in the retention policy makes segments smaller, so that it need not drop all at the same time.
     meanwhile = _MEANWHILE | {"segment_bytes": config.roll_bytes}
     try:
-        made = Topic.create(
-            aside, partitions=config.partitions, partitioner=_partitioner(config.partitioner), **policies | meanwhile
-        )
-        with made, ExitStack() as readers:
-            copying = _Copying(source, made, on_damage, readers, progress)
-            copied = copying.run()
-            made.flush()
-            made.alter(**{name: policies[name] for name in meanwhile})
+        with refusing_full_disk(path), ExitStack() as readers:
+            spread = _partitioner(config.partitioner)
+            with Topic.create(aside, partitions=config.partitions, partitioner=spread, **policies | meanwhile) as made:
+                copying = _Copying(source, made, on_damage, readers, progress)
+                copied = copying.run()
+                made.flush()
+                made.alter(**{name: policies[name] for name in meanwhile})
         REAL.rename(aside, path)
         REAL.sync_directory(os.path.dirname(path))
     except BaseException:

@@ -38,8 +38,8 @@ def fail_by(error: Exception) -> int:
     if isinstance(error, CorruptLogError):
         return fail(error, DAMAGED)
     if isinstance(error, OSError) and not isinstance(error, LogError):
-        return fail(told(named(error)), FAILED)
-    return fail(error, FAILED)
+        error = named(error)
+    return fail(told(error), FAILED)
 
 
 def each_of(paths: list[str], look: Callable[[str], int]) -> int:

@@ -29,6 +29,7 @@ from ..log.pending_marks import forget_marks, read_marks, write_marks
 from ..segment import Identity
 from ..system.clock import SYSTEM, monotonic
 from ..system.directory import Directory
+from ..system.failures import refusing_full_disk
 from ..system.files import REAL, Files
 from ..system.not_copyable import NotCopyable
 from ..system.reentry import enter
@@ -168,7 +169,8 @@ class Mirror(NotCopyable):
             before, role = self._check_copy(demote=demote)
             promised = read_marks(files, self.path, self._log_id)
             for number in range(self._config.partitions):
-                opened.callback(self._open(number, promised.get(number)).close)
+                with refusing_full_disk(self.path):
+                    opened.callback(self._open(number, promised.get(number)).close)
             forget_marks(files, self.path)
             origin.marks(range(len(self._copiers)))  # from here on `lag` is known
             if before != copy_role.MIRROR:  # it was a topic of its own; its locks are held now
@@ -319,7 +321,8 @@ class Mirror(NotCopyable):
         """Do the work; with `on_divergence="restart"` again, if retention at the source was faster."""
         while True:
             try:
-                return work()
+                with refusing_full_disk(self.path):
+                    return work()
             except OffsetOutOfRangeError:
                 if not self._restart:
                     raise

@@ -20,6 +20,7 @@ from ..errors import LogError, StorageIOError
 from ..system import lock
 from ..system.clock import SYSTEM
 from ..system.directory import Directory
+from ..system.failures import refusing_full_disk
 from ..system.files import REAL, Files
 from . import copy_role, topic_file
 from .recovery import list_segments
@@ -161,7 +162,8 @@ def add_partitions(
         check_more(absolute, partitions, config)
         grown = replace(config, partitions=partitions)
         # A crash leaves empty logs that `topic.json` does not count. The next call uses them.
-        topic_file.make_missing(topic, log_id, grown, range(config.partitions, partitions), now=clock())
+        with refusing_full_disk(absolute):
+            topic_file.make_missing(topic, log_id, grown, range(config.partitions, partitions), now=clock())
         topic_file.write(topic, log_id, grown)
     logger.warning(
         "%s: has %d partitions now, and had %d: keys may belong to other partitions than before",

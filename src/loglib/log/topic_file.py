@@ -33,7 +33,7 @@ from ..format.watermark import NAME as WATERMARK
 from ..format.watermark import Mark, encode_new
 from ..segment import HEADER_BYTES, Identity, create_segment, first_segment
 from ..system.directory import Directory
-from ..system.failures import is_full
+from ..system.failures import is_full, refusing_full_disk
 from ..system.files import Files
 from ..system.process import importing
 
@@ -290,8 +290,9 @@ def put_in_place(files: Files, aside: str, path: str, build: Callable[[], object
     False if another process was quicker: then its directory stays.
     """
     try:
-        build()
-        files.rename(aside, path)
+        with refusing_full_disk(path):
+            build()
+            files.rename(aside, path)
     except (OSError, LogError) as error:
         if files.exists(aside):  # if it does not exist, the error of removing it would hide this one
             files.remove_tree(aside)

@@ -40,6 +40,7 @@ from ..log.verify import Progress
 from ..open_topic import OpenTopic, open_for_reading
 from ..partition import Partition
 from ..system.clock import SYSTEM
+from ..system.failures import refusing_full_disk
 from ..system.files import REAL, Files
 from . import delta as delta_table
 from . import manifest_log, parquet
@@ -105,7 +106,7 @@ def archive(
         copy_role.check(files, opened.path, copy_role.ARCHIVE)
         if delta:
             delta_table.check_delta(files, path)
-        with closing(open_archive(files, path, opened.config.permissions)) as store:
+        with refusing_full_disk(path), closing(open_archive(files, path, opened.config.permissions)) as store:
             made = _Archiver(opened, store, file_bytes, row_group_bytes, on_damage, progress).run()
             if delta:
                 delta_table.publish(files, path, made)

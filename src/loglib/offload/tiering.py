@@ -37,6 +37,7 @@ from ..log.log import Log
 from ..log.verify import Progress
 from ..open_topic import OpenTopic, open_for_reading
 from ..segment import HEADER_BYTES, SegmentHeader, producers_name, read_segment_header, segment_name
+from ..system.failures import refusing_full_disk
 from ..system.files import REAL, Files
 from . import manifest_log
 from .manifest_log import check_log
@@ -81,7 +82,8 @@ def tier(
     check_count("in_flight", in_flight)
     with open_for_reading(topic) as opened:
         copy_role.check(opened._files, opened.path, copy_role.UPLOAD)  # noqa: SLF001
-        with closing(_open_store(opened, os.fsdecode(to), in_flight)) as store:
+        place = os.fsdecode(to)
+        with refusing_full_disk(place), closing(_open_store(opened, place, in_flight)) as store:
             return _Uploader(opened, store, in_flight, progress).run()
 
 

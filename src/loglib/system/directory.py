@@ -19,6 +19,7 @@ from contextlib import suppress
 
 from ..errors import LockedError
 from .clock import monotonic
+from .failures import refusing_full_disk
 from .files import Files
 from .not_copyable import NotCopyable
 from .process import finish
@@ -141,13 +142,17 @@ class Directory(NotCopyable):
             raise
 
     def replace(self, name: str, content: bytes, permissions: int) -> None:
-        """Give the file this content in one step: it has the old one or the new one. Synced, also its name."""
+        """Give the file this content in one step: it has the old one or the new one. Synced, also its name.
+
+        `StorageFullError` if there is no room for it.
+        """
         temporary = name + ".tmp"
         if self.exists(temporary):  # left by a crash
             self.unlink(temporary)
-        self.write_new(temporary, content, permissions)
-        self.rename(temporary, name)
-        self.sync()
+        with refusing_full_disk(self.path_of(name)):
+            self.write_new(temporary, content, permissions)
+            self.rename(temporary, name)
+            self.sync()
 
     def read_whole(self, name: str, limit_bytes: int) -> bytes:
         """The whole content of a small file; `CorruptLogError` above the limit."""

@@ -1,6 +1,7 @@
 """Failures: what an error of the system means, and what one error says of several, and of the records of a call.
 
-Invariant: nothing is raised here. A caller that raises one of several errors names the lost records of all.
+Invariant: nothing is raised here but `StorageFullError`. A caller that raises one of several errors names the lost
+records of all.
 
 Threads: pure functions; an error belongs to the thread that raises it.
 """
@@ -8,7 +9,9 @@ Threads: pure functions; an error belongs to the thread that raises it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from ..errors import LogError, OffsetRange, StorageFullError, StorageIOError, WriterFailedError
 
@@ -30,9 +33,27 @@ def refused_write(path: str, error: OSError, doing: str) -> StorageFullError | S
     return StorageFullError(path, error) if is_full(error) else StorageIOError(path, error, doing)
 
 
+@contextmanager
+def refusing_full_disk(path: str) -> Iterator[None]:
+    """Raise `StorageFullError` with this path if there is no room for what the block writes.
+
+    The system names no file in the error of a write. The block may have named one that is built aside, and is gone now.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise StorageFullError(path, OSError(error.errno, os.strerror(error.errno or 0))) from error
+
+
 def told(error: Exception) -> str:
-    """The error in one line. Python's own line of an error of the system begins with its number."""
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    """The error in one line, without the number with which Python's own line of an error of the system begins."""
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error).removeprefix(f"[Errno {error.errno}] ")
 
 
 def printable(text: str) -> str:

@@ -47,6 +47,7 @@ from ..format.header import (
 from ..log.recovery import Tail
 from ..segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment import Identity
+from ..system.failures import refusing_full_disk
 from ..system.files import Buffer, Files
 from ..system.lock import Lock, try_acquire
 from ..system.not_copyable import NotCopyable
@@ -97,7 +98,8 @@ class Portion(NotCopyable):
             self.fd = files.create(os.path.join(directory, self.name), permissions)
             if self.at:
                 files.write_all(self.fd, [bytes(self.at)], 0)
-        self.drain(files, self.fd, self.at + self.size_bytes - self.buffered_bytes)
+        with refusing_full_disk(os.path.join(directory, self.name)):
+            self.drain(files, self.fd, self.at + self.size_bytes - self.buffered_bytes)
 
     def sync(self, files: Files, directory: str, permissions: int, *, large_bytes: int) -> None:
         """Make the file durable, except its name. A large one gets a copy of its headers. Synced.

@@ -38,14 +38,13 @@ from ..errors import (
     LogClosedError,
     LogError,
     LogMovedError,
-    StorageFullError,
     StorageIOError,
 )
 from ..log.store_pointer import STORE_FILE, lost_store, read_pointer
 from ..log.topic_file import new_aside, put_in_place
 from ..log.transaction_numbers import CHECKPOINT, DONE, MOST_BYTES, name_of, newest_checkpoint, numbers
 from ..system.directory import Directory
-from ..system.failures import is_full
+from ..system.failures import refusing_full_disk
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 from ..system.reentry import enter
@@ -362,7 +361,7 @@ class Store(NotCopyable):
                     temporary, written = self._write(directory, encode(wanted)), wanted
                 linked = wanted._replace(number=self._state.number + 1)
                 try:
-                    with _refusing_full_disk(directory, name_of(linked.number)):
+                    with refusing_full_disk(directory.path_of(name_of(linked.number))):
                         directory.link(temporary, name_of(linked.number))
                 except FileExistsError:
                     continue
@@ -392,7 +391,7 @@ class Store(NotCopyable):
     def _write(self, directory: Directory, content: bytes) -> str:
         name = f".{self.files.random_bytes(16).hex()}{_TEMPORARY}"
         try:
-            with _refusing_full_disk(directory, name):
+            with refusing_full_disk(directory.path):
                 directory.write_new(name, content, self._permissions)
         except BaseException:
             self._drop(directory, name)
@@ -556,17 +555,6 @@ class Store(NotCopyable):
         for name in names:
             if name.endswith(_TEMPORARY) and _is_orphan(directory, name, now):
                 self._drop(directory, name)
-
-
-@contextmanager
-def _refusing_full_disk(directory: Directory, name: str) -> Iterator[None]:
-    """`StorageFullError` if the file or its name has no room: nothing is committed then, and nothing is in doubt."""
-    try:
-        yield
-    except OSError as error:
-        if is_full(error):
-            raise StorageFullError(directory.path_of(name), error) from error
-        raise
 
 
 def _identity(facts: os.stat_result) -> tuple[int, float]:
