@@ -17,6 +17,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -39,6 +40,7 @@ _MAKE = {
     "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
 }  # fmt: skip
 _IMAGE_BYTES = {"ext4": 64 << 20, "xfs": 320 << 20}  # XFS refuses less than 300 MiB
+_PATIENCE_S = 60.0
 _PACKAGES = {"mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs"}
 
 
@@ -91,6 +93,12 @@ class Disk:
         """Unmount at once; an error if a file is still open, since what follows would not be a new start."""
         run("umount", self.point)
         self.mounted = False
+        # A process with a view of the mounts of its own may still have this one, if it began meanwhile. Then the same
+        # file system would be mounted again, with all that is in memory.
+        deadline = time.monotonic() + _PATIENCE_S
+        while any(Path("/sys/fs", kind, Path(self.device).name).exists() for kind in _MAKE):
+            assert time.monotonic() < deadline, "another process keeps the file system mounted"
+            time.sleep(0.001)
 
     def leave(self) -> None:
         if self.mounted:
