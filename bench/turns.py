@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, cycle
 from multiprocessing import get_context
+from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from inputs import keys_of, values_of
@@ -41,7 +42,7 @@ _MESSAGE_BYTES = 216
 _AT_ONCE = 64  # Calls between two looks at the clock.
 _TIMED_SHARE = 0.3  # Of the time: afterwards each call is timed, which costs 0.1 us.
 _WAIT_S = 60.0
-_PAUSE_S = 0.01  # Between the calls of one who appends now and then.
+_PAUSE_S = 0.01  # Between the calls of one who appends now and then, on average.
 
 
 class Appender(Protocol):
@@ -203,12 +204,12 @@ def _append_now_and_then(
     """The first process appends now and then and times its calls; the others do not pause."""
     barrier.wait()
     began, messages, latencies = time.monotonic(), 0, []
-    until = began + options.number("milliseconds") / 1000
+    until, pauses = began + options.number("milliseconds") / 1000, Random(number)
     for value, key in cycle(records):
         if number:
             log.append(value, key)
         else:
-            time.sleep(_PAUSE_S)
+            time.sleep(pauses.uniform(0, 2 * _PAUSE_S))  # It meets the turns of the others at any moment.
             latencies.append(_timed(log.append, value, key))
         messages += 1
         if time.monotonic() >= until:

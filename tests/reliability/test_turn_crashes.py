@@ -48,7 +48,7 @@ class Disk(CrashFS):
 class Nobody:
     """Instead of the thread that gives partitions up: the world does it, when it wants to."""
 
-    def watch_turns(self) -> None:
+    def watch_turns(self, pause_s: float) -> None:
         """Nothing is watched."""
 
 
@@ -62,7 +62,7 @@ class Process:
         handles = self.topic._handles
         handles.keeper, turns = Nobody(), handles.turns
         assert turns is not None
-        turns.look = lambda: True  # type: ignore[method-assign]
+        turns.look = lambda *, is_idle: True  # type: ignore[method-assign]
         turns.ends_with_flush = lambda: world.choose.random() < 0.6  # type: ignore[method-assign]
         self.pending: list[tuple[int, int, bytes]] = []
         self.busy = False  # in the middle of a call

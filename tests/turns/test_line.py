@@ -133,13 +133,36 @@ def test_turn_ends_by_the_clock_though_partitions_are_taken_back(
     assert not others._take_turn()
     if is_waited_for:
         waiting()("place")
-    assert not turns.look()
+    assert not turns.look(is_idle=False)
     now += 2 * TURN_S
-    assert turns.look() is is_waited_for
+    assert turns.look(is_idle=False) is is_waited_for
     turns.given_up(places[0])
     assert others._take_turn(), "the turn is over, though one partition is not given up yet"
-    assert turns.look()
+    assert turns.look(is_idle=False)
     turns.close()
     others.close()
     for each in places:
+        each.close()
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_turn_of_a_process_that_is_idle_ends_when_another_one_waits(
+    path: Path, waiting: Callable[[], Waiting], monkeypatch: pytest.MonkeyPatch, is_waited_for: bool
+) -> None:
+    """It lasted 5 ms, also if nothing was appended any more."""
+    now = 1000.0
+    monkeypatch.setattr("loglib.append.turns.monotonic", lambda: now)
+    turns, others = (Turns(REAL, str(path.parent), 1.0, 0o600) for _ in range(2))
+    (path.parent / "0000").mkdir()
+    place = Directory.open(REAL, str(path.parent / "0000"))
+    assert turns.first_look_s() == TURN_S
+    turns._met = now  # another process was there just now
+    assert turns.first_look_s() < TURN_S / 5
+    assert turns.take(place, wait_s=1.0)
+    if is_waited_for:
+        waiting()("place")
+    assert not turns.look(is_idle=False)
+    assert turns.look(is_idle=True) is is_waited_for
+    assert others._take_turn() is is_waited_for
+    for each in (turns, others, place):
         each.close()

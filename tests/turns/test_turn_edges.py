@@ -569,7 +569,7 @@ def test_partition_that_cannot_be_opened_after_a_wait_keeps_no_turn(place: Path)
         with mock.patch.object(lock, "_sign", side_effect=failure), pytest.raises(OSError, match="open files"):
             mine.append(b"mine", partition=0)
         waiting.join()
-        assert not turns._is_mine and not turns.look()
+        assert not turns._is_mine and not turns.look(is_idle=True)
         mine.append(b"mine", partition=0, sync=True)
         assert values_of(mine) == [b"theirs", b"mine"]
 

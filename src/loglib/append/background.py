@@ -27,7 +27,6 @@ from .access import Access
 from .handles import Handles
 from .losses import from_background
 from .retention_pass import RetentionRunner
-from .turns import TURN_S
 from .writer import Writer
 
 _HOUSEKEEPING_S = 60.0  # once a minute is often enough, because retention and rolling by age work in hours
@@ -179,12 +178,13 @@ class Flusher(NotCopyable):
             self._housekeeping_at = 0.0
             self._changed.notify()
 
-    def watch_turns(self) -> None:
-        """A writer has its partition from now on, and may have to give it up."""
-        if self._turns_at == math.inf:
+    def watch_turns(self, pause_s: float) -> None:
+        """A writer has its partition from now on, and may have to give it up: look after `pause_s` seconds."""
+        look_at = monotonic() + pause_s
+        if look_at < self._turns_at:
             with self._lock:
                 self._changed.notify()
-                self._turns_at = monotonic() + TURN_S
+                self._turns_at = min(look_at, self._turns_at)
 
     def stop(self) -> None:
         """End the thread and wait for it; the writers are not flushed."""

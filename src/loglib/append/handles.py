@@ -67,7 +67,7 @@ class Handles(NotCopyable):
         writer.flush_clock.observers = self.flush_observers
         self.writers.append(writer)
         if writer.keeper is not None:
-            writer.keeper.watch_turns()
+            writer.keeper.watch_turns(TURN_S)
 
     def look(self) -> float:
         """Give partitions up for which other processes wait, or that are not in use.
@@ -76,8 +76,9 @@ class Handles(NotCopyable):
         """
         turns = self.turns
         assert turns is not None  # else no writer asks for a look
-        writers, is_over = list(self.writers), turns.look()
+        writers = list(self.writers)
         having = [each for each in writers if not each.is_parked]  # few of the thousands that a topic may have
+        is_over = turns.look(is_idle=all(each.is_idle() for each in having))
         if turns.held() > len(having):  # an interrupt has kept one of the others from giving its lock up
             having = writers
         return min([self._look(writer, is_over=is_over) for writer in having], default=math.inf)

@@ -32,6 +32,7 @@ from .turns import TURN_S, Turns
 # To take a partition costs about half a millisecond. A turn lasts longer, unless others can write during a long sync.
 _LEAST_TURN_S = 0.004
 _LONG_FLUSH_S = 0.001
+_NOTHING_SEEN = (-1, -1)
 _LONGEST_PAUSE_S = 0.1  # between two looks while records wait for a flush, and none is added
 
 
@@ -41,8 +42,8 @@ T = TypeVar("T")
 class Keeper(Protocol):
     """The writer's view of the thread that looks whether other processes wait."""
 
-    def watch_turns(self) -> None:
-        """A writer has its partition from now on."""
+    def watch_turns(self, pause_s: float) -> None:
+        """A writer has its partition from now on. `pause_s`: the time until the first look, in seconds."""
 
 
 class _Hold:
@@ -76,7 +77,7 @@ class TurnWriter(BatchWriter):
         self.on_hold: Callable[[], object] | None = None  # called when another process has left a transaction here
         self._ending = False  # the writer is being closed, and no call waits any longer
         self._holds: WeakSet[_Hold] = WeakSet()  # calls that need the partition for several steps
-        self._seen = (-1, -1)  # the end and the mark at the last look
+        self._seen = _NOTHING_SEEN  # the end and the mark at the last look
         self._pause_s = TURN_S  # until the next one
         self._taken_at = monotonic()
         self._flush_s = 0.0  # of the last flush, in seconds
@@ -188,14 +189,14 @@ class TurnWriter(BatchWriter):
                     held = self.disk.mark.held
                     if self.closed is None:
                         self._find_tail()
-                        self._seen = (-1, -1)
+                        self._seen, self._pause_s = _NOTHING_SEEN, turns.first_look_s()
                         self._taken_at = monotonic()
                         self.is_parked = False
             finally:
                 if self.is_parked:
                     self._release_turn(turns)
         if self.keeper is not None:
-            self.keeper.watch_turns()
+            self.keeper.watch_turns(self._pause_s)
         if self.on_hold is not None and self.disk.mark.held_txn and self.disk.mark.held != held:
             self.on_hold()
 
@@ -231,13 +232,23 @@ class TurnWriter(BatchWriter):
         if self.is_parked:
             self._release_again(turns)
             return math.inf
-        seen = self.next_offset, self.disk.mark.sequence
-        is_idle, self._seen = seen == self._seen, seen
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if is_idle else TURN_S
+        is_first, is_idle, self._seen = self._seen == _NOTHING_SEEN, self.is_idle(), self._to_see()
+        if is_idle:
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        elif not is_first:
+            rest_s = self._taken_at + TURN_S - monotonic()
+            self._pause_s = rest_s if rest_s > 0 else TURN_S
         # Records that wait for a flush stay together: each batch that is written earlier takes more room.
         if is_over or (is_idle and not self.unflushed()) or self.disk.failure is not None:
             self._take_turn(self._hand_over)
         return self._pause_s if self._has_partition() else math.inf
+
+    def is_idle(self) -> bool:
+        """True if nothing was appended or flushed since the last look."""
+        return self._to_see() == self._seen
+
+    def _to_see(self) -> tuple[int, int]:
+        return self.next_offset, self.disk.mark.sequence
 
     def _has_partition(self) -> bool:
         return not self.is_parked

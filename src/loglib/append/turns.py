@@ -41,6 +41,7 @@ from .line import Line
 
 NAME = "turns"
 TURN_S = 0.005  # a turn, if no flush ends it
+_FIRST_LOOK_S = 0.0005  # a look takes 20 us
 _SHORTEST_NAP_S = 0.00005
 _SOON_S = 0.001  # in this time a process that has nothing to do has given its partitions up, if it was just asked
 _NAP_S = 0.0002
@@ -77,6 +78,7 @@ class Turns(NotCopyable):
         self._held: WeakSet[Directory] = WeakSet()  # the partitions that this process has
         self._is_mine = False  # whether this process has the turn
         self._began = 0.0  # when it got its first partition in this turn
+        self._taken_at = 0.0  # when it got the last one
         self._asked = 0.0
         self._met = 0.0  # when another process was seen last
         _in_child.add(self._abandon)
@@ -126,6 +128,7 @@ class Turns(NotCopyable):
             if not self._files.try_lock(place.fd, place.path):
                 return False
             self._held.add(place)
+            self._taken_at = monotonic()
             return True
 
     def _take_at_once(self, place: Directory, *, may_overtake: bool) -> bool:
@@ -188,19 +191,32 @@ class Turns(NotCopyable):
         self._asked = now
         return self._is_anothers()
 
-    def look(self) -> bool:
+    def first_look_s(self) -> float:
+        """The time from the moment at which a partition is taken to the first look, in seconds.
+
+        It is short if another process was there a short time ago: it should not wait for one that has nothing to do.
+        """
+        return _FIRST_LOOK_S if self._is_contended() else TURN_S
+
+    def look(self, *, is_idle: bool) -> bool:
         """True if this process gives its partitions up now: its turn is over, or another one has the turn.
 
-        If nobody waits at the end of the turn, the process keeps its partitions. The turn ends here, not with the last
-        partition that is given up: other threads may take the first one back meanwhile.
+        The turn of a process that is idle is over as soon as another one waits. If nobody waits at the end of the turn,
+        the process keeps its partitions. The turn ends here, not with the last partition that is given up: other
+        threads may take the first one back meanwhile.
         """
         with self._lock:
+            if not is_idle and monotonic() - self._taken_at < TURN_S:
+                return False  # without a call of the system, after which a busy thread would not let this one go on
             if not self._is_mine:
                 return self._is_anothers()
-            if not self._began or monotonic() - self._began < TURN_S:
+            is_over = bool(self._began) and monotonic() - self._began >= TURN_S
+            if not self._began or not (is_over or is_idle):
                 return False
-            self._give_turn_up()
-            return self._line is None or not self._line.is_empty()
+            is_awaited = self._line is None or not self._line.is_empty()
+            if is_over or is_awaited:
+                self._give_turn_up()
+            return is_awaited
 
     def _is_anothers(self) -> bool:
         """True if another process has the turn. Only a process that takes the turn makes the file.
