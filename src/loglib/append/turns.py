@@ -207,7 +207,7 @@ class Turns(NotCopyable):
         """
         with self._lock:
             if not is_idle and monotonic() - self._taken_at < TURN_S:
-                return False  # without a call of the system, after which a busy thread would not let this one go on
+                return False  # without a call of the system, after which a busy thread would keep this one waiting
             if not self._is_mine:
                 return self._is_anothers()
             is_over = bool(self._began) and monotonic() - self._began >= TURN_S
