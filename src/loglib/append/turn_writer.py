@@ -232,10 +232,11 @@ class TurnWriter(BatchWriter):
         if self.is_parked:
             self._release_again(turns)
             return math.inf
-        is_first, is_idle, self._seen = self._seen == _NOTHING_SEEN, self.is_idle(), self._to_see()
+        before, self._seen = self._seen, self._to_see()
+        is_idle = self._seen == before
         if is_idle:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        elif not is_first:
+        elif before != _NOTHING_SEEN:
             rest_s = self._taken_at + TURN_S - monotonic()
             self._pause_s = rest_s if rest_s > 0 else TURN_S
         # Records that wait for a flush stay together: each batch that is written earlier takes more room.
