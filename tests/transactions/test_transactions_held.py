@@ -15,10 +15,12 @@ from transacted import all_values, append_to_all, dying, store_of
 import loglib
 from conftest import Clock, crash_copy, sound, values_of
 from loglib import CommitPendingError, LogClosedError, Topic, transaction
+from loglib.append import section_writer
 from loglib.append.publication import NO_HOLD
 from loglib.append.section_writer import SectionWriter
 from loglib.append.tail import Txn
 from loglib.log.recovery import recover
+from loglib.system import reentry
 from loglib.system.directory import Directory
 from loglib.system.files import REAL
 from loglib.transactions import apply
@@ -111,15 +113,21 @@ def test_end_of_a_hold_in_another_thread_takes_no_later_one_with_it(
     writer = pair[0]._handles.writers[0]
     real, ends, begun = writer.publication.publish, threading.Event(), threading.Event()
 
+    def enter(lock: Any, what: str) -> Any:
+        if lock is writer.applying and threading.current_thread() is not thread:
+            begun.set()  # it waits for the other thread
+        return reentry.enter(lock, what)
+
     def publish(**given: Any) -> None:
         if threading.current_thread() is thread:
             ends.set()
-            begun.wait(0.5)  # for the commit, if it can begin
+            assert begun.wait(60), "the commit neither waits nor begins"
         real(**given)
         if given.get("hold", NO_HOLD) != NO_HOLD:
             begun.set()
 
     monkeypatch.setattr(writer.publication, "publish", publish)
+    monkeypatch.setattr(section_writer, "enter", enter)
     thread = threading.Thread(target=lambda: apply.end_hold(writer, writer.published()))
     thread.start()
     assert ends.wait(60)
