@@ -131,7 +131,7 @@ def test_lock_that_is_taken_or_let_go_during_a_fork_is_not_kept_by_the_child(mom
         def before(self, call: Call) -> None:
             if call.name == moment and threading.current_thread() is other:
                 reached.set()
-                forked.wait(0.05)  # which the fork does not let it do
+                forked.wait(0.5)  # which the fork does not let it do
 
     def take_and_let_go() -> None:
         acquire(Waiting(), str(file.parent), 0o600).release()

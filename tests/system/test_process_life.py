@@ -134,7 +134,7 @@ def test_fork_waits_for_a_lock_which_the_child_finds_free() -> None:
     def hold() -> None:
         with lock:
             taken.set()
-            done.wait(0.05)
+            done.wait(0.5)
             done.set()
 
     holder = threading.Thread(target=hold)

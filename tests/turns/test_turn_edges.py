@@ -62,7 +62,7 @@ def test_thread_that_takes_the_partition_back_while_another_gives_it_up_has_it(p
         if not appending.is_set():
             appender.start()
             assert appending.wait(PATIENCE_S)
-            took.wait(0.2)  # which the other thread must not do before this one is through
+            took.wait(1.0)  # which the other thread must not do before this one is through
         unlock(held)
 
     def take_and_tell(turns: Turns, of: Any) -> bool:
