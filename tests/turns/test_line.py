@@ -116,53 +116,66 @@ def test_file_system_without_locks_of_bytes_has_no_line(mine: Line) -> None:
         assert not mine.is_empty()
 
 
+class Holder:
+    """The turns of a process, and those of another one; two partitions; and the clock."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = 1000.0
+        self.turns, self.others = (Turns(REAL, str(directory), 1.0, 0o600) for _ in range(2))
+        self.places = []
+        for name in ("0000", "0001"):
+            (directory / name).mkdir()
+            self.places.append(Directory.open(REAL, str(directory / name)))
+
+    def meet(self) -> None:
+        self.turns._met = self.now
+
+    def close(self) -> None:
+        self.turns.close()
+        self.others.close()
+        for each in self.places:
+            each.close()
+
+
+@pytest.fixture
+def holder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
+    made = Holder(path.parent)
+    monkeypatch.setattr("loglib.append.turns.monotonic", lambda: made.now)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("is_waited_for", [False, True])
 def test_turn_ends_by_the_clock_though_partitions_are_taken_back(
-    path: Path, waiting: Callable[[], Waiting], monkeypatch: pytest.MonkeyPatch, is_waited_for: bool
+    holder: Holder, waiting: Callable[[], Waiting], is_waited_for: bool
 ) -> None:
     """It ended with the last partition. A thread took the first one back before that, and the others starved."""
-    now = 1000.0
-    monkeypatch.setattr("loglib.append.turns.monotonic", lambda: now)
-    turns, others = (Turns(REAL, str(path.parent), 1.0, 0o600) for _ in range(2))
-    places = []
-    for name in ("0000", "0001"):
-        (path.parent / name).mkdir()
-        places.append(Directory.open(REAL, str(path.parent / name)))
-    turns._met = now  # another process was there just now
+    turns, others, places = holder.turns, holder.others, holder.places
+    holder.meet()
     assert all(turns.take(each, wait_s=1.0) for each in places)
     assert not others._take_turn()
     if is_waited_for:
         waiting()("place")
     assert not turns.look(is_idle=False)
-    now += 2 * TURN_S
+    holder.now += 2 * TURN_S
     assert turns.look(is_idle=False) is is_waited_for
     turns.given_up(places[0])
     assert others._take_turn(), "the turn is over, though one partition is not given up yet"
     assert turns.look(is_idle=False)
-    turns.close()
-    others.close()
-    for each in places:
-        each.close()
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])
 def test_turn_of_a_process_that_is_idle_ends_when_another_one_waits(
-    path: Path, waiting: Callable[[], Waiting], monkeypatch: pytest.MonkeyPatch, is_waited_for: bool
+    holder: Holder, waiting: Callable[[], Waiting], is_waited_for: bool
 ) -> None:
     """It lasted 5 ms, also if nothing was appended any more."""
-    now = 1000.0
-    monkeypatch.setattr("loglib.append.turns.monotonic", lambda: now)
-    turns, others = (Turns(REAL, str(path.parent), 1.0, 0o600) for _ in range(2))
-    (path.parent / "0000").mkdir()
-    place = Directory.open(REAL, str(path.parent / "0000"))
+    turns = holder.turns
     assert turns.first_look_s() == TURN_S
-    turns._met = now  # another process was there just now
+    holder.meet()
     assert turns.first_look_s() < TURN_S / 5
-    assert turns.take(place, wait_s=1.0)
+    assert turns.take(holder.places[0], wait_s=1.0)
     if is_waited_for:
         waiting()("place")
     assert not turns.look(is_idle=False)
     assert turns.look(is_idle=True) is is_waited_for
-    assert others._take_turn() is is_waited_for
-    for each in (turns, others, place):
-        each.close()
+    assert holder.others._take_turn() is is_waited_for
