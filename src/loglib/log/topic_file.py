@@ -183,21 +183,22 @@ def write(directory: Directory, log_id: bytes, config: TopicConfig) -> None:
     content = f'{text}"crc": "{crc32c(text.encode()):08x}"\n}}\n'.encode()
     try:
         directory.replace(NAME, content, config.permissions)
-    except OSError as error:
-        if not is_full(error):
-            raise
+    except StorageFullError as refused:
         with suppress(OSError):  # the file that `replace` could not write
             directory.unlink(f"{NAME}.tmp")
-        _write_over_spare(directory, content, config.permissions, error)
+        _write_over_spare(directory, content, config.permissions, refused)
     _keep_spare(directory, config.permissions)
 
 
-def _write_over_spare(directory: Directory, content: bytes, permissions: int, refused: OSError) -> None:
-    """Replace `topic.json` by the spare file, whose block takes the content, and keep the former one. Synced."""
-    files, failure = directory.files, StorageFullError(directory.path_of(NAME), refused)
+def _write_over_spare(directory: Directory, content: bytes, permissions: int, refused: StorageFullError) -> None:
+    """Replace `topic.json` by the spare file, whose block takes the content, and keep the former one. Synced.
+
+    Raises `refused`, the error of a new file, if the spare file does not help.
+    """
+    files = directory.files
     try:
         if files.facts(SPARE, dir_fd=directory.fd).st_nlink > 1:
-            raise failure
+            raise refused
         with files.closing(directory.open_write(SPARE)) as fd:
             if stat.S_IMODE(files.fstat(fd).st_mode) != permissions:
                 files.fchmod(fd, permissions)
@@ -210,7 +211,7 @@ def _write_over_spare(directory: Directory, content: bytes, permissions: int, re
     except OSError as error:
         if not is_full(error) and not isinstance(error, FileNotFoundError):
             raise
-        raise failure from refused
+        raise refused from refused.__cause__
 
 
 def _keep_spare(directory: Directory, permissions: int) -> None:
