@@ -210,7 +210,7 @@ class Turns(NotCopyable):
                 return False  # without a call of the system, after which a busy thread would keep this one waiting
             if not self._is_mine:
                 return self._is_anothers()
-            is_over = bool(self._began) and monotonic() - self._began >= TURN_S
+            is_over = monotonic() - self._began >= TURN_S
             if not self._began or not (is_over or is_idle):
                 return False
             is_awaited = self._line is None or not self._line.is_empty()

@@ -169,8 +169,7 @@ class Mirror(NotCopyable):
             before, role = self._check_copy(demote=demote)
             promised = read_marks(files, self.path, self._log_id)
             for number in range(self._config.partitions):
-                with refusing_full_disk(self.path):
-                    opened.callback(self._open(number, promised.get(number)).close)
+                opened.callback(self._open(number, promised.get(number)).close)
             forget_marks(files, self.path)
             origin.marks(range(len(self._copiers)))  # from here on `lag` is known
             if before != copy_role.MIRROR:  # it was a topic of its own; its locks are held now
@@ -251,14 +250,15 @@ class Mirror(NotCopyable):
         return copy_role.Role(copy_role.MIRROR, self._log_id, self._files.random_bytes(8).hex(), self.source, SYSTEM())
 
     def _open(self, number: int, promised: Mark | None = None) -> LogCopier:
-        copier = LogCopier(
-            self._files,
-            self._origin.log(number),
-            topic_file.partition_directory(self.path, number),
-            Identity.of(self._log_id, number),
-            self._config.permissions,
-            promised=promised,
-        )
+        with refusing_full_disk(self.path):
+            copier = LogCopier(
+                self._files,
+                self._origin.log(number),
+                topic_file.partition_directory(self.path, number),
+                Identity.of(self._log_id, number),
+                self._config.permissions,
+                promised=promised,
+            )
         self._copiers.append(copier)
         return copier
 
