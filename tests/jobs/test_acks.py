@@ -59,8 +59,9 @@ from loglib.jobs.entries import (
     encode,
     pair,
 )
+from loglib.jobs.free_records import Free
 from loglib.jobs.generation import Checkpoint, Place
-from loglib.jobs.state import Counts, Free, Item, Settings, State
+from loglib.jobs.state import Counts, Item, Settings, State
 from loglib.system.clock import Clock as SystemClock
 from loglib.system.clock import Moment, PlainClock
 from loglib.testing import FullDisk, MemoryFiles, RecordingFiles
@@ -141,11 +142,11 @@ def test_begin_of_records_that_others_have_begun_takes_the_next_ones_up_to_the_l
 
 def test_released_records_are_begun_one_by_one_and_only_after_their_time() -> None:
     state = state_after(begin(100, count=3), settle(0, 100, RELEASED, 3, until=9))
-    assert (state.ready(8, 0), state.next_moment()) == (None, 9)
-    assert [state.ready(9, choice) for choice in range(4)] == [100, 101, 102, 100]
+    assert (state.free.ready(8, 0), state.next_moment()) == (None, 9)
+    assert [state.free.ready(9, choice) for choice in range(4)] == [100, 101, 102, 100]
     state = state_after(begin(100, count=3), settle(0, 100, RELEASED, 3), begin(100, count=2), begin(101, OTHER))
     assert [each.offset for each in state.hands.values()] == [101]
-    assert state.free == {100: Free(1, 0, 50), 102: Free(1, 0, 50)} and state.ready(0, 0) == 100
+    assert state.free == {100: Free(1, 0, 50), 102: Free(1, 0, 50)} and state.free.ready(0, 0) == 100
 
 
 def test_part_of_a_hand_is_settled() -> None:
@@ -213,7 +214,7 @@ def test_time_of_a_record_that_waited_and_is_gone_is_forgotten() -> None:
     state = state_after(*waits)
     assert state.next_moment() == 9
     state = state_after(*waits, (LOST, 0, 1, {"offset": 100, "token": ME}))
-    assert state.is_timed and (state.ready(9, 0), state.is_timed) == (None, False)
+    assert state.is_timed and (state.free.ready(9, 0), state.is_timed) == (None, False)
     state = state_after(*waits, (LOST, 0, 1, {"offset": 100, "token": ME}))
     assert (state.next_moment(), state.is_timed) == (None, False)
 

@@ -29,7 +29,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from ..format.header import crc32c
@@ -58,13 +57,13 @@ from .entries import (
     UNPINNED,
     unpair,
 )
+from .free_records import Free, FreeRecords
 from .hand import Doomed, Hand
 
 _unpack = ENTRY.unpack_from
 _MOST_ATTEMPTS = 0xFFFF  # in a checkpoint
 _IS_PINNED, _IS_DOOMED, _IS_DEFERRED = 1, 2, 4  # flags of an item
 NO_ORDER, KEY_ORDER = "none", "key"
-CHOICES = 8  # of the free records, so that members choose different ones
 
 
 class Settings(NamedTuple):
@@ -89,14 +88,6 @@ class Counts(NamedTuple):
     rejected: int = 0
     exhausted: int = 0
     lost: int = 0  # free records that retention has dropped; not those that were never begun
-
-
-class Free(NamedTuple):
-    """A record that was begun and is not in hand, or that waits for its first time."""
-
-    attempts: int
-    until: int  # not before this time since the boot, microseconds; 0: now
-    first_begun: int  # seconds UTC; 0: never
 
 
 class Taken(NamedTuple):
@@ -145,7 +136,7 @@ class State(NotCopyable):
         self.seal: tuple[int, int, int, int] | None = None  # outcome, moment, offset and token of the seal
         self.hands: dict[int, Hand] = {}  # by token
         self.in_hand = 0  # records
-        self.free: dict[int, Free] = {}  # by offset
+        self.free = FreeRecords()
         self.doomed: dict[int, Doomed] = {}  # by offset
         self.deferred: dict[int, None] = {}  # offsets that wait for earlier records of their keys
         # With an order: records that are no longer fresh, since somebody has looked.
@@ -157,8 +148,6 @@ class State(NotCopyable):
         self.taken: dict[int, Taken] = {}  # by token; taken away from this member
         self.gone: set[int] = set()  # members that were reaped in this generation
         self.ended: deque[Ended] = deque(maxlen=100)  # by this member
-        self._ready: dict[int, None] = {}  # free offsets that need not wait
-        self._waiting: list[tuple[int, int]] = []  # a heap of (until, offset); some are no longer free
         self._leases: list[tuple[int, int]] = []  # a heap of (until, token); some are no longer in hand
         for each in items:
             self._restore(each)
@@ -218,10 +207,9 @@ class State(NotCopyable):
         elif count == 1 and offset in self.deferred:
             del self.deferred[offset]
         else:
-            free = self.free.pop(offset, None) if count == 1 else None
+            free = self.free.take(offset) if count == 1 else None
             if free is None:
                 return
-            self._ready.pop(offset, None)
             attempt, first_begun, not_before = free.attempts + 1, free.first_begun or now, free.until
         token = self.entries | self.generation << 32  # as `pair` does, in fewer steps
         hand = self.hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
@@ -251,7 +239,7 @@ class State(NotCopyable):
             return
         for each in offsets:
             if outcome == BY_TIME:
-                self._set_free(each, Free(0, until, 0))
+                self.free.put(each, Free(0, until, 0))
             else:
                 self.deferred[each] = None
 
@@ -313,18 +301,11 @@ class State(NotCopyable):
                 doomed = hand.doomed or Doomed(attempts, hand.first_begun, hand.member, how)
                 self.doomed[offset] = doomed
             return
-        self._set_free(offset, Free(attempts, until, hand.first_begun))
+        self.free.put(offset, Free(attempts, until, hand.first_begun))
 
     def _exhaust(self, offset: int, hand: Hand, how: str) -> None:
         self.counts[2] += 1
         self._end(offset, hand, f"exhausted: {how}")
-
-    def _set_free(self, offset: int, free: Free) -> None:
-        self.free[offset] = free
-        if free.until:
-            heapq.heappush(self._waiting, (free.until, offset))
-        else:
-            self._ready[offset] = None
 
     def _end(self, offset: int, hand: Hand, how: str) -> None:
         if self.me and hand.member == self.me:
@@ -395,11 +376,10 @@ class State(NotCopyable):
     def _lose(self, start: int, count: int, *, by: int) -> None:
         lost = [start] if count else [each for each in (*self.free, *self.doomed, *self.deferred) if each < start]
         for offset in lost:
-            free = self.free.pop(offset, None) or self.doomed.pop(offset, None)
+            free = self.free.take(offset) or self.doomed.pop(offset, None)
             if free is None and offset not in self.deferred:
                 continue
             self.deferred.pop(offset, None)
-            self._ready.pop(offset, None)
             self.counts[3] += 1
             if self.me and by == self.me:
                 attempts = 0 if free is None else free.attempts
@@ -422,7 +402,6 @@ class State(NotCopyable):
             self.free.clear()
             self.doomed.clear()
             self.deferred.clear()
-            self._ready.clear()
             self.fresh = offset
 
     # --- what there is to do ---------------------------------------------------------------------------
@@ -431,26 +410,6 @@ class State(NotCopyable):
     def unsettled(self) -> int:
         """The number of records that are neither fresh nor settled."""
         return self.in_hand + len(self.free) + len(self.doomed) + len(self.deferred)
-
-    def ready(self, now_us: int, choice: int) -> int | None:
-        """A free record that may be begun now; members with another `choice` get another one, if there are several."""
-        self._end_waits(now_us)
-        if not self._ready:
-            return None
-        return next(islice(self._ready, choice % min(CHOICES, len(self._ready)), None))
-
-    def all_ready(self, now_us: int) -> list[int]:
-        """The free records that may be begun now, if their keys allow it."""
-        self._end_waits(now_us)
-        return list(self._ready)
-
-    def _end_waits(self, now_us: int) -> None:
-        waiting = self._waiting
-        while waiting and waiting[0][0] <= now_us:
-            until, offset = heapq.heappop(waiting)
-            free = self.free.get(offset)
-            if free is not None and free.until == until:
-                self._ready[offset] = None
 
     def room(self) -> int:
         """The number of fresh records that the window allows, and of records that may come into a hand."""
@@ -466,7 +425,7 @@ class State(NotCopyable):
     def is_simple(self) -> bool:
         """True if a fresh record may be begun, and there is nothing else that might be done."""
         settings = self.settings
-        is_more = self.free or self.doomed or self.pins or self._waiting or self._leases or settings.max_in_hand
+        is_more = self.free or self.doomed or self.pins or self.free.is_timed or self._leases or settings.max_in_hand
         return not is_more and self.in_hand + len(self.deferred) < settings.window
 
     def may_take(self) -> bool:
@@ -488,16 +447,15 @@ class State(NotCopyable):
     @property
     def is_timed(self) -> bool:
         """True if something may be due at some time: a record that waits, or a lease."""
-        return bool(self._waiting or self._leases)
+        return self.free.is_timed or bool(self._leases)
 
     def next_moment(self) -> int | None:
         """When a released record need not wait any longer, or a lease is over: microseconds since the boot."""
-        waiting, leases = self._waiting, self._leases
-        while waiting and ((free := self.free.get(waiting[0][1])) is None or free.until != waiting[0][0]):
-            heapq.heappop(waiting)
+        leases = self._leases
         while leases and ((hand := self.hands.get(leases[0][1])) is None or hand.until != leases[0][0]):
             heapq.heappop(leases)
-        return min([each[0][0] for each in (waiting, leases) if each], default=None)
+        moments = self.free.next_moment(), leases[0][0] if leases else None
+        return min([each for each in moments if each is not None], default=None)
 
     def settled_to(self) -> int:
         """All records before this offset are settled."""
@@ -549,7 +507,7 @@ class State(NotCopyable):
             if item.flags & _IS_DEFERRED:
                 self.deferred[item.offset] = None
                 return
-            self._set_free(item.offset, Free(item.attempts, item.until, item.first_begun))
+            self.free.put(item.offset, Free(item.attempts, item.until, item.first_begun))
             return
         self.in_hand += 1
         hand = self.hands.get(item.token)

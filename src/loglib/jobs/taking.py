@@ -45,10 +45,11 @@ from .entries import (
     encode,
     pair,
 )
+from .free_records import CHOICES
 from .hand import Hand
 from .key_order import KeyOrder
 from .records import Records
-from .state import CHOICES, KEY_ORDER, Counts, State
+from .state import KEY_ORDER, Counts, State
 
 logger = logging.getLogger("loglib")
 
@@ -254,8 +255,8 @@ class Taking(NotCopyable):
         """A record that is not fresh, and may be begun."""
         now_us, order = moment.boottime_us, self._order
         if order is None:
-            return state.ready(now_us, self._choice)
-        found = list(islice(order.candidates(state, state.all_ready(now_us)), CHOICES))
+            return state.free.ready(now_us, self._choice)
+        found = list(islice(order.candidates(state, state.free.all_ready(now_us)), CHOICES))
         return found[self._choice % len(found)] if found else None
 
     def _wait_of(self, batch: Batch, offset: int, state: State, moment: Moment) -> tuple[int, int] | None:
