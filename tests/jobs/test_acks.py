@@ -61,7 +61,7 @@ from loglib.jobs.entries import (
 )
 from loglib.jobs.free_records import Free
 from loglib.jobs.generation import Checkpoint, Place
-from loglib.jobs.state import Counts, Item, Settings, State
+from loglib.jobs.state import Counts, Item, Settings, State, items_of
 from loglib.system.clock import Clock as SystemClock
 from loglib.system.clock import Moment, PlainClock
 from loglib.testing import FullDisk, MemoryFiles, RecordingFiles
@@ -111,7 +111,8 @@ def test_i3_a_settle_without_the_token_in_hand_changes_nothing() -> None:
     for number, offset in ((5, 100), (0, 101), (1, 100), (0, 99), (0, 5000)):
         for outcome in (ACCEPTED, RELEASED, RETURNED, REJECTED):
             after = state_after(begin(100), begin(101, OTHER), settle(number, offset, outcome))
-            assert (sorted(after.items()), after.counts, after.fresh) == (sorted(before.items()), before.counts, 102)
+            assert sorted(items_of(after)) == sorted(items_of(before))
+            assert (after.counts, after.fresh) == (before.counts, 102)
     again = state_after(begin(100), settle(0, 100), settle(0, 100))
     assert again.counts == [1, 0, 0, 0]
 
@@ -312,13 +313,50 @@ def test_state_is_the_same_after_a_checkpoint_at_any_place(seed: int) -> None:
             state.apply(block, SALT)
         if draw.random() < 0.2:
             entries_before = split.entries
-            split = State(OTHER, 1, split.fresh, settings, Counts(*split.counts), sorted(split.items(), key=_order))
+            split = State(OTHER, 1, split.fresh, settings, Counts(*split.counts), sorted(items_of(split), key=_order))
             split.entries = entries_before
-        assert sorted(whole.items()) == sorted(split.items()) and whole.counts == split.counts
+        assert sorted(items_of(whole)) == sorted(items_of(split)) and whole.counts == split.counts
         assert (whole.in_hand, whole.fresh) == (split.in_hand, split.fresh) and whole.in_hand == sum(
             map(len, whole.hands.values())
         )
     assert whole.counts[0] > 5 and len(written) == 400
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_usual_entries_in_few_steps_say_what_they_say_by_the_rules(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """One state takes begins of one record and their accepts in fewer steps; the other one goes by the rules."""
+    draw = random.Random(seed)
+    settings = Settings(max_attempts=2, window=12, max_in_hand=draw.choice((0, 6)))
+    quick = State(ME, 1, 100, settings, Counts())
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "_count_most_in_hand", lambda _: 0)
+        slow = State(ME, 1, 100, settings, Counts())
+        for _ in range(60):
+            block, tokens = b"", list(slow.hands.items())
+            for _ in range(draw.choice((1, 3, 9))):
+                if draw.random() < 0.5:
+                    offset = draw.choice((slow.fresh, slow.fresh, slow.fresh + 2, slow.fresh - 1, 100, *slow.free))
+                    member, spare = draw.choice((ME, OTHER, 13)), draw.choice((0, 1, 9))
+                    entry = begin(offset, member, draw.choice((1, 1, 1, 2)), draw.choice((0, 0, 0, 40)), spare=spare)
+                elif tokens:
+                    number, hand = draw.choice(tokens)
+                    outcome = draw.choice((ACCEPTED, ACCEPTED, ACCEPTED, RELEASED, REJECTED))
+                    fields = {"offset": hand.offset + draw.choice((0, 0, 0, 1)), "token": number}
+                    entry = SETTLE, outcome, draw.choice((1, 1, 1, 2)), fields
+                else:
+                    entry = dead(draw.choice((OTHER, 13))) if draw.random() < 0.05 else settle(3, 103)
+                block += encode(SALT, *entry[:3], **entry[3])
+            assert slow.apply(block, SALT) == len(block)
+            patch.undo()
+            assert quick.apply(block, SALT) == len(block)
+            patch.setattr(State, "_count_most_in_hand", lambda _: 0)
+            for name in ("counts", "fresh", "in_hand", "entries", "mine", "begun", "gone", "ended", "taken"):
+                assert getattr(quick, name) == getattr(slow, name), name
+            if draw.random() < 0.3:
+                assert sorted(items_of(quick)) == sorted(items_of(slow))
+    assert sorted(items_of(quick)) == sorted(items_of(slow)) and quick.counts[0] > 20
 
 
 def _order(item: Item) -> tuple[int, int]:

@@ -34,7 +34,7 @@ from ..system.process import finish
 from .entries import ENTRY_BYTES, MOST_TOGETHER, PIN, PLAIN, RESET, SEAL, encode
 from .generation import Checkpoint, Place, decode, file_name, first_entry, generation_of
 from .known_places import KnownPlace
-from .state import Counts, State, Taken
+from .state import Counts, State, Taken, items_of
 
 logger = logging.getLogger("loglib")
 
@@ -296,7 +296,7 @@ class AckLog(NotCopyable):
         generation = state.generation + 1
         checkpoint = Checkpoint(
             generation, state.fresh, self._history_at_fresh(), state.settings, Counts(*state.counts), before,
-            sorted(state.items(), key=lambda item: (item.token, item.offset)),
+            sorted(items_of(state), key=lambda item: (item.token, item.offset)),
         )  # fmt: skip
         checkpoint = (
             checkpoint._replace(moment=moment) if moment.boot_id == before.boot_id else checkpoint.rebased(moment)

@@ -134,7 +134,9 @@ class State(NotCopyable):
         self.entries = 0  # that were applied, of this generation
         self.sealed = False
         self.seal: tuple[int, int, int, int] | None = None  # outcome, moment, offset and token of the seal
-        self.hands: dict[int, Hand] = {}  # by token
+        self._hands: dict[int, Hand] = {}  # by token, but those in `_plain`
+        # By token: a record that was begun as a fresh one, and the moment of its BEGIN. `hands` takes them in.
+        self._plain: dict[int, tuple[int, int]] = {}
         self.in_hand = 0  # records
         self.free = FreeRecords()
         self.doomed: dict[int, Doomed] = {}  # by offset
@@ -148,45 +150,121 @@ class State(NotCopyable):
         self.taken: dict[int, Taken] = {}  # by token; taken away from this member
         self.gone: set[int] = set()  # members that were reaped in this generation
         self.ended: deque[Ended] = deque(maxlen=100)  # by this member
-        self._leases: list[tuple[int, int]] = []  # a heap of (until, token); some are no longer in hand
+        self.leases: list[tuple[int, int]] = []  # a heap of (until, token); some are no longer in hand
         for each in items:
-            self._restore(each)
+            _restore(self, each)
+        self._most_in_hand = self._count_most_in_hand()
 
     # --- entries -------------------------------------------------------------------------------------
 
     def apply(self, block: bytes, salt: int) -> int:
         """Apply the whole entries at the begin of the block; returns their size in bytes.
 
-        It ends at a seal, and before bytes that are no entry.
+        It ends at a seal, and before bytes that are no entry. If it is interrupted, the state is of no use any more.
         """
         if self.sealed:
             return 0
-        for at in range(0, len(block) - ENTRY_BYTES + 1, ENTRY_BYTES):
-            crc, kind, outcome, count, moment, offset, token = _unpack(block, at)
-            if crc32c(block[at + 4 : at + ENTRY_BYTES], salt) != crc:
-                return at
-            if kind == SETTLE:
-                self._settle(outcome, count, moment, offset, token)
-            elif kind == BEGIN:
-                self._begin(outcome, count, moment, offset, token)
-            elif kind == REAP:
-                self._reap(outcome, moment, token, by=offset)
-            elif kind == RENEW:
-                self._renew(moment, token)
-            elif kind == LOST:
-                self._lose(offset, count, by=token)
-            elif kind == DEFER:
-                self._defer(outcome, count, moment, offset)
-            elif kind == PASS:
-                self.fresh, self.passed = max(self.fresh, offset), max(self.passed, (offset, moment))
-            elif kind == PIN:
-                self._pin(outcome, count, moment, offset, token)
-            elif kind == SEAL:
-                self._seal(outcome, moment, offset, token)
-                self.entries += 1
-                return at + ENTRY_BYTES
+        size, start, checksum = len(block) - len(block) % ENTRY_BYTES, 0, crc32c
+        plain, hands, mine, begun, me = self._plain, self._hands, self.mine, self.begun, self.me
+        while start < size:
+            # Nearly all entries begin one fresh record, or accept it: as `_begin` and `_settle` do, in fewer steps.
+            fresh, in_hand, in_hand_at_most = self.fresh, self.in_hand, self._most_in_hand
+            here, accepted = self.entries | self.generation << 32, 0
+            for at in range(start, size, ENTRY_BYTES):
+                crc, kind, outcome, count, moment, offset, token = _unpack(block, at)
+                if checksum(block[at + 4 : at + ENTRY_BYTES], salt) != crc:
+                    size = at
+                    break
+                if kind == BEGIN:
+                    if count != 1 or token or in_hand >= in_hand_at_most:
+                        break
+                    if offset < fresh <= offset + outcome:
+                        offset = fresh
+                    elif offset < fresh:
+                        break
+                    fresh = offset + 1
+                    in_hand += 1
+                    plain[here] = offset, moment
+                    if moment & 0xFFFFFFFF == me:
+                        mine.add(here)
+                        begun.append(here)
+                elif kind == SETTLE and outcome == ACCEPTED and count == 1 and token in plain:
+                    if plain[token][0] != offset:
+                        break
+                    del plain[token]
+                    if hands:
+                        hands.pop(token, None)
+                    mine.discard(token)
+                    in_hand -= 1
+                    accepted += 1
+                else:
+                    break
+                here += 1
+            else:
+                at = size
+            self.entries, self.in_hand, self.fresh = here & 0xFFFFFFFF, in_hand, fresh
+            self.counts[0] += accepted
+            if at == size:
+                break
+            self._apply_one(kind, outcome, count, moment, offset, token)
+            self._most_in_hand = self._count_most_in_hand()
             self.entries += 1
-        return len(block) - len(block) % ENTRY_BYTES
+            start = at + ENTRY_BYTES
+            if kind == SEAL:
+                return start
+        return size
+
+    def _count_most_in_hand(self) -> int:
+        """The number of records in hand at which no further fresh one comes to them as a plain hand."""
+        if self.gone or self.arrived is not None:
+            return 0
+        _, window, most, _, _ = self.settings
+        room = window - len(self.free) - len(self.doomed) - len(self.deferred)
+        return min(room, most) if most else room
+
+    def _apply_one(self, kind: int, outcome: int, count: int, moment: int, offset: int, token: int) -> None:
+        if kind == SETTLE:
+            self._settle(outcome, count, moment, offset, token)
+        elif kind == BEGIN:
+            self._begin(outcome, count, moment, offset, token)
+        elif kind == REAP:
+            self._reap(outcome, moment, token, by=offset)
+        elif kind == RENEW:
+            self._renew(moment, token)
+        elif kind == LOST:
+            self._lose(offset, count, by=token)
+        elif kind == DEFER:
+            self._defer(outcome, count, moment, offset)
+        elif kind == PASS:
+            self.fresh, self.passed = max(self.fresh, offset), max(self.passed, (offset, moment))
+        elif kind == PIN:
+            self._pin(outcome, count, moment, offset, token)
+        elif kind == SEAL:
+            self._seal(outcome, moment, offset, token)
+
+    @property
+    def hands(self) -> dict[int, Hand]:
+        """The hands of all members by token."""
+        for token in list(self._plain):
+            self.hand(token)
+        return self._hands
+
+    def hand(self, token: int) -> Hand | None:
+        """The hand with this token; None if it has ended."""
+        plain = self._plain.get(token)
+        if plain is not None:
+            member, now = unpair(plain[1])
+            self._hands[token] = Hand(plain[0], 1, member, 0, 1, now, now)
+            del self._plain[token]  # an interrupt before this does no harm: a hand may be in both
+        return self._hands.get(token)
+
+    def plain_hand(self, token: int) -> tuple[int, int] | None:
+        """The offset and the first begin (seconds UTC) of a hand of one record at its first attempt, without a lease.
+
+        None for another hand, and for one that `hand` or `hands` has shown.
+        """
+        found = self._plain.get(token)
+        return None if found is None else (found[0], found[1] >> 32)
 
     def _begin(self, spare: int, count: int, moment: int, offset: int, until: int) -> None:
         member, now = moment & 0xFFFFFFFF, moment >> 32
@@ -212,14 +290,14 @@ class State(NotCopyable):
                 return
             attempt, first_begun, not_before = free.attempts + 1, free.first_begun or now, free.until
         token = self.entries | self.generation << 32  # as `pair` does, in fewer steps
-        hand = self.hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
+        hand = self._hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
         if doomed is not None:
             hand.doomed = doomed
         if not_before:
             hand.not_before = not_before
         self.in_hand = in_hand
         if until:
-            heapq.heappush(self._leases, (until, token))
+            heapq.heappush(self.leases, (until, token))
         if member == self.me:
             self.mine.add(token)
             (self.burials.add if doomed else self.begun.append)(token)
@@ -244,18 +322,10 @@ class State(NotCopyable):
                 self.deferred[each] = None
 
     def _settle(self, outcome: int, count: int, until: int, offset: int, token: int) -> None:
-        hand = self.hands.get(token)
+        hand = self.hand(token)
         if hand is None:
             return
         if hand.some is None and not hand.pinned and hand.offset == offset and hand.count == count:
-            if outcome == ACCEPTED:  # nearly all of them: as `_drop` does, in fewer steps
-                del self.hands[token]
-                self.in_hand -= count
-                self.counts[0] += count
-                if hand.member == self.me:
-                    self.mine.discard(token)
-                    self.burials.discard(token)
-                return
             leaving: Sequence[int] = hand.offsets()
             self._drop(token, hand)
         else:
@@ -273,7 +343,7 @@ class State(NotCopyable):
 
     def _drop(self, token: int, hand: Hand) -> None:
         """Take all that is left of a hand out of it."""
-        del self.hands[token]
+        del self._hands[token]
         self.in_hand -= len(hand)
         self.mine.discard(token)
         self.pins.discard(token)
@@ -312,10 +382,10 @@ class State(NotCopyable):
             self.ended.append(Ended(offset, hand.attempt, how))
 
     def _renew(self, until: int, token: int) -> None:
-        hand = self.hands.get(token)
+        hand = self.hand(token)
         if hand is not None and hand.until:
             hand.until = until
-            heapq.heappush(self._leases, (until, token))
+            heapq.heappush(self.leases, (until, token))
 
     def _reap(self, outcome: int, moment: int, token: int, *, by: int) -> None:
         if outcome == DEAD:
@@ -323,7 +393,7 @@ class State(NotCopyable):
             for each, hand in [found for found in self.hands.items() if found[1].member == moment]:
                 self._take_away(each, hand, "its member was evicted", "its worker has died, or was evicted", by=by)
             return
-        taken = self.hands.get(token)
+        taken = self.hand(token)
         if taken is not None and 0 < taken.until <= moment:
             self._take_away(token, taken, "its lease was over", "its lease was over", by=by)
 
@@ -343,7 +413,7 @@ class State(NotCopyable):
         self.taken[token] = Taken(why, leaving if before is None else [*before.offsets, *leaving])
 
     def _pin(self, outcome: int, count: int, member: int, offset: int, token: int) -> None:
-        hand = self.hands.get(token)
+        hand = self.hand(token)
         if hand is None or hand.member != member:
             return
         wanted = hand.among(offset, count)
@@ -425,7 +495,7 @@ class State(NotCopyable):
     def is_simple(self) -> bool:
         """True if a fresh record may be begun, and there is nothing else that might be done."""
         settings = self.settings
-        is_more = self.free or self.doomed or self.pins or self.free.is_timed or self._leases or settings.max_in_hand
+        is_more = self.free or self.doomed or self.pins or self.leases or settings.max_in_hand
         return not is_more and self.in_hand + len(self.deferred) < settings.window
 
     def may_take(self) -> bool:
@@ -434,10 +504,10 @@ class State(NotCopyable):
 
     def expired(self, now_us: int) -> list[int]:
         """The tokens of hands whose leases are over."""
-        leases, over = self._leases, []
+        leases, over = self.leases, []
         while leases and leases[0][0] <= now_us:
             until, token = heapq.heappop(leases)
-            hand = self.hands.get(token)
+            hand = self.hand(token)
             if hand is not None and hand.until == until:
                 over.append(token)
         for token in over:  # until they are reaped
@@ -447,12 +517,12 @@ class State(NotCopyable):
     @property
     def is_timed(self) -> bool:
         """True if something may be due at some time: a record that waits, or a lease."""
-        return self.free.is_timed or bool(self._leases)
+        return self.free.is_timed or bool(self.leases)
 
     def next_moment(self) -> int | None:
         """When a released record need not wait any longer, or a lease is over: microseconds since the boot."""
-        leases = self._leases
-        while leases and ((hand := self.hands.get(leases[0][1])) is None or hand.until != leases[0][0]):
+        leases = self.leases
+        while leases and ((hand := self.hand(leases[0][1])) is None or hand.until != leases[0][0]):
             heapq.heappop(leases)
         moments = self.free.next_moment(), leases[0][0] if leases else None
         return min([each for each in moments if each is not None], default=None)
@@ -478,53 +548,56 @@ class State(NotCopyable):
 
     def pinned(self, token: int, member: int, offset: int, count: int) -> set[int]:
         """Those of these records that are pinned."""
-        hand = self.hands.get(token)
+        hand = self.hand(token)
         return set() if hand is None or hand.member != member else hand.among(offset, count) & hand.pinned
 
-    # --- checkpoints -----------------------------------------------------------------------------------
 
-    def items(self) -> Iterator[Item]:
-        """The unsettled records, for the checkpoint of the next generation."""
-        for token, hand in self.hands.items():
-            attempts, is_doomed = min(hand.attempt, _MOST_ATTEMPTS), _IS_DOOMED if hand.doomed else 0
-            for offset in hand.offsets():
-                flags = is_doomed | (offset in hand.pinned and _IS_PINNED)
-                yield Item(offset, token, hand.until, hand.member, hand.first_begun, hand.begun, attempts, flags)
-        for offset, each in self.doomed.items():
-            attempts = min(each.attempts, _MOST_ATTEMPTS)
-            yield Item(offset, 0, 0, each.member, each.first_begun, 0, attempts, _IS_DOOMED)
-        for offset in self.deferred:
-            yield Item(offset, 0, 0, 0, 0, 0, 0, _IS_DEFERRED)
-        for offset, free in self.free.items():
-            yield Item(offset, 0, free.until, 0, free.first_begun, 0, min(free.attempts, _MOST_ATTEMPTS))
+# --- checkpoints --------------------------------------------------------------------------------------
 
-    def _restore(self, item: Item) -> None:
-        doomed = Doomed(item.attempts, item.first_begun, item.member) if item.flags & _IS_DOOMED else None
-        if not item.token:
-            if doomed is not None:
-                self.doomed[item.offset] = doomed
-                return
-            if item.flags & _IS_DEFERRED:
-                self.deferred[item.offset] = None
-                return
-            self.free.put(item.offset, Free(item.attempts, item.until, item.first_begun))
+
+def items_of(state: State) -> Iterator[Item]:
+    """The unsettled records, for the checkpoint of the next generation."""
+    for token, hand in state.hands.items():
+        attempts, is_doomed = min(hand.attempt, _MOST_ATTEMPTS), _IS_DOOMED if hand.doomed else 0
+        for offset in hand.offsets():
+            flags = is_doomed | (offset in hand.pinned and _IS_PINNED)
+            yield Item(offset, token, hand.until, hand.member, hand.first_begun, hand.begun, attempts, flags)
+    for offset, each in state.doomed.items():
+        attempts = min(each.attempts, _MOST_ATTEMPTS)
+        yield Item(offset, 0, 0, each.member, each.first_begun, 0, attempts, _IS_DOOMED)
+    for offset in state.deferred:
+        yield Item(offset, 0, 0, 0, 0, 0, 0, _IS_DEFERRED)
+    for offset, free in state.free.items():
+        yield Item(offset, 0, free.until, 0, free.first_begun, 0, min(free.attempts, _MOST_ATTEMPTS))
+
+
+def _restore(state: State, item: Item) -> None:
+    doomed = Doomed(item.attempts, item.first_begun, item.member) if item.flags & _IS_DOOMED else None
+    if not item.token:
+        if doomed is not None:
+            state.doomed[item.offset] = doomed
             return
-        self.in_hand += 1
-        hand = self.hands.get(item.token)
-        if hand is None:
-            hand = Hand(item.offset, 1, item.member, item.until, item.attempts, item.first_begun, item.begun)
-            hand.doomed = doomed
-            self.hands[item.token] = hand
-            if item.until:
-                heapq.heappush(self._leases, (item.until, item.token))
-            if item.member == self.me:
-                self.mine.add(item.token)
-                (self.burials.add if doomed else self.begun.append)(item.token)
-        else:
-            if hand.some is None:
-                hand.some = set(hand.offsets())
-            hand.some.add(item.offset)
-            hand.count = item.offset + 1 - hand.offset  # items of one token rise
-        if item.flags & _IS_PINNED:
-            hand.pinned |= {item.offset}
-            self.pins.add(item.token)
+        if item.flags & _IS_DEFERRED:
+            state.deferred[item.offset] = None
+            return
+        state.free.put(item.offset, Free(item.attempts, item.until, item.first_begun))
+        return
+    state.in_hand += 1
+    hand = state.hand(item.token)
+    if hand is None:
+        hand = Hand(item.offset, 1, item.member, item.until, item.attempts, item.first_begun, item.begun)
+        hand.doomed = doomed
+        state.hands[item.token] = hand
+        if item.until:
+            heapq.heappush(state.leases, (item.until, item.token))
+        if item.member == state.me:
+            state.mine.add(item.token)
+            (state.burials.add if doomed else state.begun.append)(item.token)
+    else:
+        if hand.some is None:
+            hand.some = set(hand.offsets())
+        hand.some.add(item.offset)
+        hand.count = item.offset + 1 - hand.offset  # items of one token rise
+    if item.flags & _IS_PINNED:
+        hand.pinned |= {item.offset}
+        state.pins.add(item.token)

@@ -148,10 +148,10 @@ class Taking(NotCopyable):
         if len(state.begun) != 1:
             return None
         token = state.begun[0]
-        hand = state.hands[token]
-        if token in self._jobs or hand.offset not in offsets:
+        hand = state.plain_hand(token)
+        if hand is None or token in self._jobs or hand[0] not in offsets:
             return None
-        return Begun(token, batch, hand.offset, 1, hand.attempt, hand.first_begun)
+        return Begun(token, batch, hand[0], 1, 1, hand[1])
 
     def _begin(self, found: tuple[int, int, int], moment: Moment, lease_us: int) -> None:
         """Say that these records are begun, and look. What is pending is written before."""
@@ -196,7 +196,7 @@ class Taking(NotCopyable):
         while self.acks.state.begun:
             state = self.acks.state
             token = state.begun[-1]
-            hand = state.hands.get(token)
+            hand = state.hand(token)
             if hand is not None and token not in self._jobs:
                 if not (hand.until or hand.not_before) or hand.is_in_time(self._clock.moment().boottime_us):
                     with suppress(OffsetOutOfRangeError):  # begun before an interrupt, and dropped by retention since
@@ -317,7 +317,7 @@ class Taking(NotCopyable):
         pending = {each.token for each in self._pending}
         orphans = [each for each in mine - pending if (job := self._jobs.get(each)) is not None and job() is None]
         for token in orphans:
-            hand = self.acks.state.hands.get(token)
+            hand = self.acks.state.hand(token)
             if hand is not None:
                 self._settle_if_held(token, hand, RELEASED)
 
@@ -385,7 +385,7 @@ class Taking(NotCopyable):
                 break
             for each in left:
                 what = Settling(each.token, each.offset, each.size)
-                hand = state.hands.get(each.token)
+                hand = state.hand(each.token)
                 if hand is None or len(hand.among(each.offset, each.size) - hand.pinned) < each.size:
                     raise self._fenced(what)
             encode = self.acks.encode
@@ -501,7 +501,7 @@ class Taking(NotCopyable):
     def release_all(self) -> None:
         """Release all that this member has in hand."""
         for token in list(self._look().mine):
-            hand = self.acks.state.hands.get(token)
+            hand = self.acks.state.hand(token)
             if hand is not None:
                 self._settle_if_held(token, hand, RELEASED if token in self._jobs else RETURNED)
 
@@ -516,7 +516,7 @@ def _nobody() -> None:
 
 
 def _holds(state: State, what: Settling) -> bool:
-    hand = state.hands.get(what.token)
+    hand = state.hand(what.token)
     if hand is None or what.token not in state.mine:
         return False
     if hand.pinned:
