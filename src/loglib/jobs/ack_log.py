@@ -38,7 +38,7 @@ from .state import Counts, State, Taken, items_of
 
 logger = logging.getLogger("loglib")
 
-_BLOCK_BYTES = 1 << 18  # of one read
+_BLOCK_BYTES = 1 << 14  # of one read: for more than 128 KiB, malloc asks the system for pages at each look
 _LOG_BYTES = (1 << 20) - (1 << 16)  # of entries in a generation; the rest of a MiB is for those that have not seen it
 _MORE_FOR_EACH = 24  # bytes of entries for each unsettled record: a large checkpoint is not made after few entries
 _TRIES = 100  # a member that is slower than all others for that many generations gives up
@@ -148,10 +148,13 @@ class AckLog(NotCopyable):
         self._is_whole = False
         tried = -1
         while True:
-            file, salt, state, _, _ = self._current
-            block = self._files.pread(file.fd, _BLOCK_BYTES, self._position)
-            used = state.apply(block, salt) if block else 0
+            state = self.state
+            block = self._files.pread(self._current.file.fd, _BLOCK_BYTES, self._position)
+            used = state.apply(block, self.salt) if block else 0
             self._position += used
+            if used == len(block) < _BLOCK_BYTES and not state.sealed:  # as nearly always
+                self._is_whole = True
+                return state
             if state.sealed and (self._me or self._newest() > state.generation):
                 self._go_on()
             elif (used == len(block) and used < _BLOCK_BYTES) or (used < len(block) and not self._me):

@@ -36,8 +36,8 @@ class Records(NotCopyable):
         self._chain = 0  # of the log at `_read_to`, as `log.history.history_at` has it; 0: not known
         self._ahead: deque[Batch] = deque()  # fresh batches that were read, and not all begun
         self._kept: OrderedDict[int, Batch] = OrderedDict()  # by base offset of what they show
-        self._plain: Batch | None = None  # the fresh batch that has no delays
-        self._plain_offsets = range(0)
+        self.plain: Batch | None = None  # the batch that `fresh` gave last, if it is known to have no delays
+        self.plain_offsets = range(0)  # of that batch
         self._due: tuple[range, dict[int, int]] = range(0), {}  # the offsets of a batch, and its `due_times`
 
     def fresh(self, offset: int) -> Batch | None:
@@ -55,17 +55,9 @@ class Records(NotCopyable):
             return None
         return ahead[0]
 
-    def next_plain(self, offset: int) -> tuple[Batch | None, range]:
-        """The batch with the record at the offset, if it is known to have no delays, and its offsets.
-
-        It is the one that `fresh` gave last.
-        """
-        offsets = self._plain_offsets
-        return self._plain if offset in offsets else None, offsets
-
     def note_plain(self, batch: Batch) -> None:
         """The batch, which `fresh` has given, has no delays."""
-        self._plain, self._plain_offsets = batch, batch.offsets
+        self.plain, self.plain_offsets = batch, batch.offsets
 
     def none_before(self, offset: int) -> tuple[int, int]:
         """The offset, or a later one: as was read, there is no record between the two. And the chain there, or 0."""
@@ -153,7 +145,7 @@ class Records(NotCopyable):
     def release(self) -> None:
         """Drop what was read ahead, and close the files; reading opens them again."""
         self._read_to = 0  # first: an interrupt may come between any two lines
-        self._plain = None
+        self.plain = None
         self._ahead.clear()
         self._kept.clear()
         if self._cursor is not None:
@@ -170,12 +162,13 @@ def _chain_at(end: int, batch: Batch) -> int:
 
 def record_of(batch: Batch, offset: int) -> Record:
     """One record of a batch, whose columns are decoded once for all of them."""
-    offsets = batch.offsets
-    number = offset - offsets.start
+    values = batch.values
+    number = offset - batch.offsets.start
+    next_offset = offset + 1 if number + 1 < len(values) else batch.next_offset
     return new_tuple(
         Record,
         (
-            batch.partition, offset, batch.timestamps[number], batch.keys[number], batch.values[number],
-            batch.headers[number], offset + 1 if offset + 1 in offsets else batch.next_offset,
+            batch.partition, offset, batch.timestamps[number], batch.keys[number], values[number],
+            batch.headers[number], next_offset,
         ),
     )  # fmt: skip

@@ -189,7 +189,8 @@ class Share(Joined, JobSource):
         return lent(partial(self._next, wait_s, most, self._batch))
 
     def _given(self, wait_s: float | None) -> Job | None:
-        return self._next(wait_s, 1, self._job)
+        job = self._given_quickly()
+        return self._next(wait_s, 1, self._job) if job is None else job
 
     def take_back(self, job: InHand, *, is_handled: bool) -> None:
         """Take back a job that is not settled. Its loop asks for the next one (`is_handled`), or is left."""
@@ -241,9 +242,7 @@ class Share(Joined, JobSource):
                 now, number = monotonic(), self._wait.number()
                 if now >= self._read_at or now >= self._look_at:
                     self._act(now)
-                found = self._next_quickly(now, make)
-                if found is None and not self._pinning.is_due():
-                    found = self._try_each(most, make)
+                found = None if self._pinning.is_due() else self._try_each(most, make)
                 if found is not None:
                     if self._waiting:
                         self._wait.wake()  # another thread, which may have more to take
@@ -271,34 +270,39 @@ class Share(Joined, JobSource):
         self._release_if_closed()
         return None
 
-    def _next_quickly(
-        self, now: float, make: Callable[[Taking, int, Moment], Taken | None]
-    ) -> Taken | None:
+    def _given_quickly(self) -> Job | None:
         """The next record of the partition that the last one came from, in few steps. None in any unusual case.
 
-        All is checked that `_try_each` checks; it tries again after a None.
+        All is checked that `_next` and `_try_each` check; they try again after a None.
         """
-        taking, moment = self._last, self._recent.known(now)
-        if (
-            taking is None or moment is None or make != self._job
-            or self._lease_us or self._stopped or self._pinning.may_be_pending
-            or (self._served + 1) % _JOBS_A_TURN == 0 or self._owes_elsewhere(taking)
-        ):  # fmt: skip
-            return None
-        before = taking.acks.state
-        begun = taking.take_next(moment)
-        if taking.is_unsynced and self._sync_at is None:
-            self._sync_at = now + self._commit_s
-        if taking.acks.state is not before:
-            self._check_valid()
-        if begun is None:
-            return None
-        self._served += 1
-        return self._handed_out(taking, begun)  # type: ignore[return-value]
+        with self._use():
+            taking, now = self._last, monotonic()
+            moment = self._recent.known(now)
+            if (
+                taking is None or moment is None or now >= self._read_at or now >= self._look_at
+                or self._lease_us or self._stopped or self._closed is not None or self._pinning.may_be_pending
+                or ((self._served + 1) % _JOBS_A_TURN == 0 and len(self._takings) > 1)
+                or (self._owing and self._owes_elsewhere(taking))
+            ):  # fmt: skip
+                return None
+            before = taking.acks.state
+            begun = taking.take_next(moment)
+            if taking.is_unsynced and self._sync_at is None:
+                self._sync_at = now + self._commit_s
+            if taking.acks.state is not before:
+                self._check_valid()
+            if begun is None:
+                return None
+            self._served += 1
+            job = self._handed_out(taking, begun)
+            if self._waiting:
+                self._wait.wake()  # another thread, which may have more to take
+            if self._sync_at is not None and now >= self._sync_at:
+                self._sync_if_due(now)
+            return job
 
     def _owes_elsewhere(self, taking: Taking) -> bool:
-        owing = self._owing
-        return bool(owing) and (len(owing) > 1 or taking.partition not in owing)
+        return len(self._owing) > 1 or taking.partition not in self._owing
 
     def _until(self, deadline: float | None) -> float:
         moments = [taking.acks.state.next_moment() for taking in self._takings.values()]

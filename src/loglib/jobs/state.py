@@ -153,7 +153,7 @@ class State(NotCopyable):
         self.leases: list[tuple[int, int]] = []  # a heap of (until, token); some are no longer in hand
         for each in items:
             _restore(self, each)
-        self._most_in_hand = self._count_most_in_hand()
+        self._count_room()
 
     # --- entries -------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class State(NotCopyable):
         plain, hands, mine, begun, me = self._plain, self._hands, self.mine, self.begun, self.me
         while start < size:
             # Nearly all entries begin one fresh record, or accept it: as `_begin` and `_settle` do, in fewer steps.
-            fresh, in_hand, in_hand_at_most = self.fresh, self.in_hand, self._most_in_hand
+            fresh, in_hand, in_hand_at_most = self.fresh, self.in_hand, self._plain_room
             here, accepted = self.entries | self.generation << 32, 0
             for at in range(start, size, ENTRY_BYTES):
                 crc, kind, outcome, count, moment, offset, token = _unpack(block, at)
@@ -207,20 +207,22 @@ class State(NotCopyable):
             if at == size:
                 break
             self._apply_one(kind, outcome, count, moment, offset, token)
-            self._most_in_hand = self._count_most_in_hand()
+            self._count_room()
             self.entries += 1
             start = at + ENTRY_BYTES
             if kind == SEAL:
                 return start
         return size
 
-    def _count_most_in_hand(self) -> int:
-        """The number of records in hand at which no further fresh one comes to them as a plain hand."""
-        if self.gone or self.arrived is not None:
-            return 0
-        _, window, most, _, _ = self.settings
-        room = window - len(self.free) - len(self.doomed) - len(self.deferred)
-        return min(room, most) if most else room
+    def _count_room(self) -> None:
+        """Count with how many records in hand another fresh one may come in few steps: to any member, or to this one.
+
+        This one also has to look after whatever else there is to be done.
+        """
+        free, doomed, deferred, (_, window, most, _, _) = self.free, self.doomed, self.deferred, self.settings
+        room = window - len(free) - len(doomed) - len(deferred)
+        self._plain_room = 0 if self.gone or self.arrived is not None else min(room, most) if most else room
+        self._simple_room = 0 if free or doomed or self.pins or most else room
 
     def _apply_one(self, kind: int, outcome: int, count: int, moment: int, offset: int, token: int) -> None:
         if kind == SETTLE:
@@ -494,9 +496,7 @@ class State(NotCopyable):
     @property
     def is_simple(self) -> bool:
         """True if a fresh record may be begun, and there is nothing else that might be done."""
-        settings = self.settings
-        is_more = self.free or self.doomed or self.pins or self.leases or settings.max_in_hand
-        return not is_more and self.in_hand + len(self.deferred) < settings.window
+        return self.in_hand < self._simple_room and not self.leases
 
     def may_take(self) -> bool:
         """True if `max_in_hand` allows another record in hand."""

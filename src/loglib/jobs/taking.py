@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ..errors import FencedJobError, LogError, OffsetOutOfRangeError, StaleGenerationError
 from ..format.batch import Batch
+from ..format.record import new_tuple
 from ..log.log import Log
 from ..system.clock import Clock, Moment
 from ..system.not_copyable import NotCopyable
@@ -125,7 +126,7 @@ class Taking(NotCopyable):
                 self.acks.append(entries)
                 self._confirm(self._look())
                 continue
-            self._begin(found, moment, lease_us)
+            self._begin(*found, moment, lease_us)
             self._choice = 0 if self.acks.state.begun else self._me
             if lease_us:
                 moment = self._clock.moment()  # this process may have been stopped for longer than a lease
@@ -135,40 +136,38 @@ class Taking(NotCopyable):
 
         It writes before it looks: if others have begun this record, one of those after it comes.
         """
-        acks, state = self.acks, self.acks.state
-        offset = state.fresh
-        batch, offsets = self.records.next_plain(offset)
+        state = self.acks.state
+        offset, batch, offsets = state.fresh, self.records.plain, self.records.plain_offsets
         if (
-            batch is None or self._order is not None or self._void or state.begun or state.ended
+            batch is None or offset not in offsets or self._void or state.begun or state.ended
             or len(state.mine) > len(self._pending) or not state.is_simple
         ):  # fmt: skip
             return None
-        self._begin((offset, 1, offsets.stop - offset - 1), moment, 0)
-        state = acks.state
-        if len(state.begun) != 1:
+        state = self._begin(offset, 1, offsets.stop - offset - 1, moment)
+        begun = state.begun
+        if len(begun) != 1:
             return None
-        token = state.begun[0]
+        token = begun[0]
         hand = state.plain_hand(token)
         if hand is None or token in self._jobs or hand[0] not in offsets:
             return None
-        return Begun(token, batch, hand[0], 1, 1, hand[1])
+        return new_tuple(Begun, (token, batch, hand[0], 1, 1, hand[1]))
 
-    def _begin(self, found: tuple[int, int, int], moment: Moment, lease_us: int) -> None:
+    def _begin(self, offset: int, count: int, spare: int, moment: Moment, lease_us: int = 0) -> State:
         """Say that these records are begun, and look. What is pending is written before."""
-        offset, count, spare = found
-        until = moment.boottime_us + lease_us if lease_us else 0
+        acks, until = self.acks, moment.boottime_us + lease_us if lease_us else 0
         if moment is not self._stamped:  # it is the same for many records
             self._stamp = pair(self._me, min(max(moment.wall_us // 1_000_000, 0), 0xFFFFFFFF))
             self._stamped = moment
-        entries = self._encoded(self._due())
-        spare = min(spare, MOST_SPARE)
-        entries.append(encode(self.acks.salt, BEGIN, spare, count, self._stamp, offset, until))
-        self.acks.append(entries)
+        entries = self._encoded(self._due()) if self._pending else []
+        entries.append(encode(acks.salt, BEGIN, min(spare, MOST_SPARE), count, self._stamp, offset, until))
+        acks.append(entries)
         state = self._look()
         if self._pending:
             self._confirm(state)
-        if self._me in state.gone:
+        if state.gone and self._me in state.gone:
             raise StaleGenerationError(self._share, self._member)
+        return state
 
     def take_doomed(self, moment: Moment, lease_us: int, others: Collection[int]) -> int | None:
         """Take a record whose dead letter is to be written; returns its token, None if there is none now.
@@ -188,8 +187,7 @@ class Taking(NotCopyable):
             except OffsetOutOfRangeError:
                 state = self._lose(state, offset)
                 continue
-            self._begin((offset, 1, 0), moment, lease_us)
-            state = self.acks.state
+            state = self._begin(offset, 1, 0, moment, lease_us)
 
     def _begun(self) -> Begun | None:
         """The records that this member has begun, and not handed out."""
@@ -326,7 +324,7 @@ class Taking(NotCopyable):
     def accept_later(self, token: int, offset: int, count: int) -> None:
         """Accept what is left of these records, with the next write."""
         if token in self.acks.state.mine:
-            self._pending.append(Settling(token, offset, count))
+            self._pending.append(new_tuple(Settling, (token, offset, count, ACCEPTED, 0)))
         elif token in self.acks.state.taken:
             raise self._fenced(Settling(token, offset, count))
 
