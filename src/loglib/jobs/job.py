@@ -174,7 +174,7 @@ class Job(InHand):
     ) -> None:
         # As the base does it, in fewer steps.
         self._share = share
-        self.partition, self.first_offset, *_ = self.record = record
+        self.record, self.partition, self.first_offset = record, record.partition, record.offset
         self.token, self.count, self.attempt, self.first_begun, self.promised = token, 1, attempt, first_begun, False
         self._of = of  # the batch is in hand as long as one of its jobs is in use
 
