@@ -331,7 +331,7 @@ def test_the_usual_entries_in_few_steps_say_what_they_say_by_the_rules(
     settings = Settings(max_attempts=2, window=12, max_in_hand=draw.choice((0, 6)))
     quick = State(ME, 1, 100, settings, Counts())
     with monkeypatch.context() as patch:
-        patch.setattr(State, "_count_most_in_hand", lambda _: 0)
+        patch.setattr(State, "_count_room", _take_none_in_few_steps)
         slow = State(ME, 1, 100, settings, Counts())
         for _ in range(60):
             block, tokens = b"", list(slow.hands.items())
@@ -351,12 +351,16 @@ def test_the_usual_entries_in_few_steps_say_what_they_say_by_the_rules(
             assert slow.apply(block, SALT) == len(block)
             patch.undo()
             assert quick.apply(block, SALT) == len(block)
-            patch.setattr(State, "_count_most_in_hand", lambda _: 0)
+            patch.setattr(State, "_count_room", _take_none_in_few_steps)
             for name in ("counts", "fresh", "in_hand", "entries", "mine", "begun", "gone", "ended", "taken"):
                 assert getattr(quick, name) == getattr(slow, name), name
             if draw.random() < 0.3:
                 assert sorted(items_of(quick)) == sorted(items_of(slow))
     assert sorted(items_of(quick)) == sorted(items_of(slow)) and quick.counts[0] > 20
+
+
+def _take_none_in_few_steps(state: State) -> None:
+    state._plain_room = state._simple_room = 0
 
 
 def _order(item: Item) -> tuple[int, int]:
