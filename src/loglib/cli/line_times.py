@@ -25,7 +25,7 @@ _UNITS = {"s": 6, "ms": 3, "us": 0, "ns": -3}  # as powers of ten, in microsecon
 _UNIT_OF_DIGITS = {9: "s", 10: "s", 13: "ms", 16: "us", 19: "ns"}
 _NUMBER = re.compile(r"([+-]?\d+)(?:[.,](\d+))?")
 _ZONE = re.compile(r"([A-Za-z][A-Za-z_]+(?:/[A-Za-z0-9_+-]+)*)")
-_OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")
+_OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)")
 _UNIVERSAL = {"UTC", "GMT", "UT", "Z"}
 _MIDNIGHT, _LEAP_SECOND = re.compile(r"(?<!\d)24([:.]?)00(?:\1|(?!\d))"), re.compile(r"(?<=[:.])60(?!\d)")
 _FRACTION = re.compile(r"(\d{6})\d+(?!\d)")
