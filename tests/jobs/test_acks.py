@@ -316,6 +316,7 @@ def test_state_is_the_same_after_a_checkpoint_at_any_place(seed: int) -> None:
             split = State(OTHER, 1, split.fresh, settings, Counts(*split.counts), sorted(items_of(split), key=_order))
             split.entries = entries_before
         assert sorted(items_of(whole)) == sorted(items_of(split)) and whole.counts == split.counts
+        _check_room(whole)
         assert (whole.in_hand, whole.fresh) == (split.in_hand, split.fresh) and whole.in_hand == sum(
             map(len, whole.hands.values())
         )
@@ -333,17 +334,17 @@ def test_the_usual_entries_in_few_steps_say_what_they_say_by_the_rules(
     with monkeypatch.context() as patch:
         patch.setattr(State, "_count_room", _take_none_in_few_steps)
         slow = State(ME, 1, 100, settings, Counts())
-        for _ in range(60):
+        for number in range(60):
             block, tokens = b"", list(slow.hands.items())
             for _ in range(draw.choice((1, 3, 9))):
-                if draw.random() < 0.5:
+                if draw.random() < (0.9 if number % 20 < 6 else 0.3):  # until there is no room
                     offset = draw.choice((slow.fresh, slow.fresh, slow.fresh + 2, slow.fresh - 1, 100, *slow.free))
                     member, spare = draw.choice((ME, OTHER, 13)), draw.choice((0, 1, 9))
                     entry = begin(offset, member, draw.choice((1, 1, 1, 2)), draw.choice((0, 0, 0, 40)), spare=spare)
                 elif tokens:
-                    number, hand = draw.choice(tokens)
+                    held, hand = draw.choice(tokens)
                     outcome = draw.choice((ACCEPTED, ACCEPTED, ACCEPTED, RELEASED, REJECTED))
-                    fields = {"offset": hand.offset + draw.choice((0, 0, 0, 1)), "token": number}
+                    fields = {"offset": hand.offset + draw.choice((0, 0, 0, 1)), "token": held}
                     entry = SETTLE, outcome, draw.choice((1, 1, 1, 2)), fields
                 else:
                     entry = dead(draw.choice((OTHER, 13))) if draw.random() < 0.05 else settle(3, 103)
@@ -351,12 +352,19 @@ def test_the_usual_entries_in_few_steps_say_what_they_say_by_the_rules(
             assert slow.apply(block, SALT) == len(block)
             patch.undo()
             assert quick.apply(block, SALT) == len(block)
+            _check_room(quick)
             patch.setattr(State, "_count_room", _take_none_in_few_steps)
             for name in ("counts", "fresh", "in_hand", "entries", "mine", "begun", "gone", "ended", "taken"):
                 assert getattr(quick, name) == getattr(slow, name), name
             if draw.random() < 0.3:
                 assert sorted(items_of(quick)) == sorted(items_of(slow))
-    assert sorted(items_of(quick)) == sorted(items_of(slow)) and quick.counts[0] > 20
+    assert sorted(items_of(quick)) == sorted(items_of(slow)) and quick.counts[0] > 5
+
+
+def _check_room(state: State) -> None:
+    before = state._plain_room, state._simple_room
+    state._count_room()
+    assert before == (state._plain_room, state._simple_room), "it is counted again whenever it changes"
 
 
 def _take_none_in_few_steps(state: State) -> None:

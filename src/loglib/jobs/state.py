@@ -164,54 +164,41 @@ class State(NotCopyable):
         """
         if self.sealed:
             return 0
-        size, start, checksum = len(block) - len(block) % ENTRY_BYTES, 0, crc32c
-        plain, hands, mine, begun, me = self._plain, self._hands, self.mine, self.begun, self.me
-        while start < size:
+        size, high = len(block) - len(block) % ENTRY_BYTES, self.generation << 32
+        plain, mine, begun, me = self._plain, self.mine, self.begun, self.me
+        for at in range(0, size, ENTRY_BYTES):
+            crc, kind, outcome, count, moment, offset, token = _unpack(block, at)
+            if crc32c(block[at + 4 : at + ENTRY_BYTES], salt) != crc:
+                return at
             # Nearly all entries begin one fresh record, or accept it: as `_begin` and `_settle` do, in fewer steps.
-            fresh, in_hand, in_hand_at_most = self.fresh, self.in_hand, self._plain_room
-            here, accepted = self.entries | self.generation << 32, 0
-            for at in range(start, size, ENTRY_BYTES):
-                crc, kind, outcome, count, moment, offset, token = _unpack(block, at)
-                if checksum(block[at + 4 : at + ENTRY_BYTES], salt) != crc:
-                    size = at
-                    break
-                if kind == BEGIN:
-                    if count != 1 or token or in_hand >= in_hand_at_most:
-                        break
-                    if offset < fresh <= offset + outcome:
+            if kind == SETTLE:
+                if token in plain and outcome == ACCEPTED and count == 1 and plain[token][0] == offset:
+                    del plain[token]
+                    self._hands.pop(token, None)
+                    mine.discard(token)
+                    self.in_hand -= 1
+                    self.counts[0] += 1
+                else:
+                    self._settle(outcome, count, moment, offset, token)
+            elif kind == BEGIN:
+                fresh = self.fresh
+                if count == 1 and not token and offset + outcome >= fresh and self.in_hand < self._plain_room:
+                    if offset < fresh:
                         offset = fresh
-                    elif offset < fresh:
-                        break
-                    fresh = offset + 1
-                    in_hand += 1
+                    self.fresh = offset + 1
+                    self.in_hand += 1
+                    here = self.entries | high
                     plain[here] = offset, moment
                     if moment & 0xFFFFFFFF == me:
                         mine.add(here)
                         begun.append(here)
-                elif kind == SETTLE and outcome == ACCEPTED and count == 1 and token in plain:
-                    if plain[token][0] != offset:
-                        break
-                    del plain[token]
-                    if hands:
-                        hands.pop(token, None)
-                    mine.discard(token)
-                    in_hand -= 1
-                    accepted += 1
                 else:
-                    break
-                here += 1
+                    self._begin(outcome, count, moment, offset, token)
             else:
-                at = size
-            self.entries, self.in_hand, self.fresh = here & 0xFFFFFFFF, in_hand, fresh
-            self.counts[0] += accepted
-            if at == size:
-                break
-            self._apply_one(kind, outcome, count, moment, offset, token)
-            self._count_room()
+                self._apply_rare(kind, outcome, count, moment, offset, token)
             self.entries += 1
-            start = at + ENTRY_BYTES
             if kind == SEAL:
-                return start
+                return at + ENTRY_BYTES
         return size
 
     def _count_room(self) -> None:
@@ -224,12 +211,8 @@ class State(NotCopyable):
         self._plain_room = 0 if self.gone or self.arrived is not None else min(room, most) if most else room
         self._simple_room = 0 if free or doomed or self.pins or most else room
 
-    def _apply_one(self, kind: int, outcome: int, count: int, moment: int, offset: int, token: int) -> None:
-        if kind == SETTLE:
-            self._settle(outcome, count, moment, offset, token)
-        elif kind == BEGIN:
-            self._begin(outcome, count, moment, offset, token)
-        elif kind == REAP:
+    def _apply_rare(self, kind: int, outcome: int, count: int, moment: int, offset: int, token: int) -> None:
+        if kind == REAP:
             self._reap(outcome, moment, token, by=offset)
         elif kind == RENEW:
             self._renew(moment, token)
@@ -243,6 +226,7 @@ class State(NotCopyable):
             self._pin(outcome, count, moment, offset, token)
         elif kind == SEAL:
             self._seal(outcome, moment, offset, token)
+        self._count_room()
 
     @property
     def hands(self) -> dict[int, Hand]:
@@ -278,7 +262,8 @@ class State(NotCopyable):
         if (most and in_hand > most) or member in self.gone or count <= 0:
             return
         attempt, first_begun, not_before, doomed = 1, now, 0, None
-        if offset >= self.fresh:
+        is_fresh = offset >= self.fresh
+        if is_fresh:
             if in_hand + len(self.free) + len(self.doomed) + len(self.deferred) > window:
                 return
             self._arrive(offset, count)
@@ -291,6 +276,8 @@ class State(NotCopyable):
             if free is None:
                 return
             attempt, first_begun, not_before = free.attempts + 1, free.first_begun or now, free.until
+        if not is_fresh:
+            self._count_room()
         token = self.entries | self.generation << 32  # as `pair` does, in fewer steps
         hand = self._hands[token] = Hand(offset, count, member, until, attempt, first_begun, now)
         if doomed is not None:
@@ -324,24 +311,31 @@ class State(NotCopyable):
                 self.deferred[each] = None
 
     def _settle(self, outcome: int, count: int, until: int, offset: int, token: int) -> None:
-        hand = self.hand(token)
+        hand = self.hand(token) if token in self._plain else self._hands.get(token)
         if hand is None:
             return
         if hand.some is None and not hand.pinned and hand.offset == offset and hand.count == count:
+            if outcome == ACCEPTED:  # as `_drop` does, in fewer steps
+                del self._hands[token]
+                self.in_hand -= count
+                self.counts[0] += count
+                self.mine.discard(token)
+                self.burials.discard(token)
+                return
             leaving: Sequence[int] = hand.offsets()
             self._drop(token, hand)
         else:
             leaving = sorted(hand.among(offset, count) - hand.pinned)
             self._take_out(token, hand, leaving)
-        if outcome == ACCEPTED:
-            self.counts[0] += len(leaving)
-            return
         for each in leaving:
-            if outcome == REJECTED:
+            if outcome == ACCEPTED:
+                self.counts[0] += 1
+            elif outcome == REJECTED:
                 self.counts[1] += 1
                 self._end(each, hand, "rejected")
             else:
                 self._release(each, hand, until, counts=outcome == RELEASED, how="released")
+        self._count_room()
 
     def _drop(self, token: int, hand: Hand) -> None:
         """Take all that is left of a hand out of it."""
