@@ -39,7 +39,7 @@ def test_dead_letters_that_pass_the_filters_are_sent_back_once(cli: Cli, dead: P
     assert (heading.split(), row.split()) == (["TOPIC", "RECORDS"], [str(mail), "2"])
     assert done.errors == "sent 2 records; left out 2\n"
     assert cli("redrive", dead, "--where", ".user >= 2").errors == "sent 0 records; left out 2\n"
-    assert cli("redrive", dead, "--key", "1").errors == "sent 1 records; left out 1\n"
+    assert cli("redrive", dead, "--key", "1").errors == "sent 1 record; left out 1\n"
     assert sorted(users(mail)) == [b"1", b"2", b"3"]  # type: ignore[type-var]
 
 

@@ -86,7 +86,7 @@ def test_share_is_described_with_what_is_in_hand(cli: Cli, opened: Topic, clicks
     (waiting,) = [wait for each in facts["partitions"] for wait in each["waiting"]]
     assert 0 < waiting["seconds"] <= 3600
     assert sum(each["counts"]["accepted"] for each in facts["partitions"]) == 2
-    assert shown.startswith("share mail: 1 members; max_attempts 5, window 10000, max_in_hand 2")
+    assert shown.startswith("share mail: 1 member; max_attempts 5, window 10000, max_in_hand 2")
     assert "BLOCKED BY" in shown and shown.count("second") == 1 + len(jobs)
 
 
@@ -174,7 +174,7 @@ def test_settings_of_a_share_are_changed(cli: Cli, opened: Topic, clicks: Path) 
 
 def test_share_is_deleted_when_somebody_has_said_so(cli: Cli, opened: Topic, clicks: Path) -> None:
     tried = cli("share", "delete", clicks, "mail", "--dry-run")
-    assert tried.code == 0 and "with 1 records that are begun and not settled" in tried.errors
+    assert tried.code == 0 and "with 1 record begun and not settled" in tried.errors
     assert cli("share", "delete", clicks, "mail").code == 2
     with opened.share("mail"):
         assert cli("share", "delete", clicks, "mail", "--dry-run").code == 3, "it has a member"

@@ -67,7 +67,7 @@ def test_pipe_that_does_not_block_is_read_and_written(clicks: Path, tmp_path: Pa
         os.write(writer, b"late\n")
         assert next(iter(following)).value == b"late"
     os.close(writer)
-    assert appending.communicate()[1] == b"appended 1 records, 4 bytes\n"
+    assert appending.communicate()[1] == b"appended 1 record, 4 bytes\n"
     with Topic.open(tmp_path / "many", create=True) as many:
         many.append_many([b"x" * 1000] * 1000)
     os.close(reader)

@@ -109,11 +109,11 @@ def test_change_that_drops_segments_at_once_asks_and_can_be_tried(cli: Cli, clic
     with Topic.open(clicks) as topic:
         topic.partition(0).roll()
         asked = cli("alter", clicks, "--retention-bytes", "0")
-        assert asked.code == 2 and "The new policies drop 1 segments immediately" in asked.errors
+        assert asked.code == 2 and "The new policies drop 1 segment immediately" in asked.errors
         tried = cli("alter", clicks, "--retention-bytes", "0", "--dry-run")
         lines = tried.errors.splitlines()
         assert (tried.code, lines[0], lines[-1]) == (0, "retention-bytes: none -> 0", f"{clicks} was not changed")
-        assert lines[1].startswith("The new policies drop 1 segments immediately, ")
+        assert lines[1].startswith("The new policies drop 1 segment immediately, ")
         assert topic.config.retention.bytes is None and len(topic.partition(0).segments) == 2
         done = cli("alter", clicks, "--retention-bytes", "0", "--yes")
         assert (done.code, done.errors) == (0, f"retention-bytes: none -> 0\nchanged {clicks}\n")

@@ -11,6 +11,7 @@ from ..copies.healing import HealReport
 from ..copies.healing import heal as heal_from
 from ..copies.scrub import Scrub
 from ..errors import LockedError
+from ..format.display import counted
 from ..log.repair import RepairReport
 from ..log.verify import VerifyReport
 from ..system.files import REAL
@@ -62,10 +63,10 @@ def _verify_topic(path: str, *, as_json: bool) -> int:
 
 
 def _print_verified(path: str, report: VerifyReport) -> None:
-    whole = f"{report.records:,} records in {report.batches:,} batches, {sized(report.bytes)}"
-    gaps = f", {len(report.gaps)} declared gap{'s' * (len(report.gaps) > 1)}" if report.gaps else ""
+    whole = f"{counted(report.records, 'record')} in {counted(report.batches, 'batch')}, {sized(report.bytes)}"
+    gaps = f", {counted(len(report.gaps), 'declared gap')}" if report.gaps else ""
     gaps += f" ({len(report.accepted)} accepted)" if report.accepted else ""
-    click.echo(f"{path}: {whole} in {report.segments:,} segments: {len(report.damage) or 'no'} damage{gaps}")
+    click.echo(f"{path}: {whole} in {counted(report.segments, 'segment')}: {len(report.damage) or 'no'} damage{gaps}")
     _print_lines((*report.damage, *report.gaps))
 
 

@@ -24,6 +24,7 @@ from ..config.arguments import topic_path
 from ..config.policies import FIXED, FlushPolicy, Retention, TopicConfig
 from ..config.uri import is_remote
 from ..format.batch import Batch
+from ..format.display import counted
 from ..log import topic_file
 from ..log.lookup import marks_together
 from ..log.reader import OnDamage, Reader
@@ -87,7 +88,7 @@ def copy(
         facts = {"topic": shown, "copy": path, **copied._asdict(), "gaps": listed_facts(gaps)}
         print_json(facts)
     else:
-        note(f"copied {copied.records:,} records, {sized(copied.bytes)}, to {target}")
+        note(f"copied {counted(copied.records, 'record')}, {sized(copied.bytes)}, to {target}")
     for damage in gaps:
         note(f"damage: {damage}")
     return DAMAGED if gaps else 0

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ..errors import CorruptLogError, GroupBusyError, GroupElsewhereError, GroupNotFoundError, LogError
+from ..format.display import counted
 from ..groups import GroupInfo, several_topics
 from ..groups.directory import GROUPS, stored_groups
 from ..log import catalog
@@ -151,7 +152,7 @@ def reset(topic: str, group: str, start: Any, create: bool, dry_run: bool, yes: 
             opened.group_info(group)  # raises an error with the names of the groups, if there is no such group
         moves = opened.reset_group(group, start, dry_run=True)
         if not dry_run:
-            confirmed(f"Move {group} in {len(moves)} partitions of {topic}?", yes=yes)
+            confirmed(f"Move {group} in {counted(len(moves), 'partition')} of {topic}?", yes=yes)
             moves = opened.reset_group(group, start)
     facts = [
         {"partition": number, "before": move.before, "after": move.after, "done": not dry_run}
@@ -180,7 +181,7 @@ def delete_group(topic: str, group: str, dry_run: bool, yes: bool) -> None:
             raise GroupBusyError(group, list(info.members))
         others = list(_others_of(first, group, opened))
         also = f", which also reads {', '.join(each.name for each in others)}" if others else ""
-        what = f"group {group} of {topic}{also}, with its commits in {len(info.committed)} partitions"
+        what = f"group {group} of {topic}{also}, with its commits in {counted(len(info.committed), 'partition')}"
         if dry_run:
             note(f"would delete {what}")
             return
@@ -221,7 +222,7 @@ def evict(topic: str, group: str, member: str, dry_run: bool, yes: bool, as_json
         if member not in info.members and not owned:
             raise LogError(f"group {group} has no member {member}; its members: {', '.join(info.members) or 'none'}")
         if not dry_run:
-            confirmed(f"Evict {member}, which owns {len(owned)} partitions of {topic}?", yes=yes)
+            confirmed(f"Evict {member}, which owns {counted(len(owned), 'partition')} of {topic}?", yes=yes)
             taken = several_topics.evict_member([opened], group, member)
     if dry_run:
         taken = [(opened.name, number) for number in sorted(owned)]

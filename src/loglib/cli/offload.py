@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..format.display import counted
 from ..offload.archive_manifest import ArchivedPartition
 from ..offload.archiving import archive as archive_topic
 from ..offload.storage import storage_of
@@ -47,7 +48,7 @@ def archive(topic: str, to: str, roll: bool, as_json: bool, **options: Any) -> N
     print_each(made.partitions, facts, _archived_row, names, as_json=as_json)
     if not as_json:
         size = f"{sized(made.bytes)}, {made.bytes / made.log_bytes:.0%} of the log" if made.log_bytes else "empty"
-        note(f"version {made.version} of {storage_of(to)[1]}: {made.rows:,} records, {size}")
+        note(f"version {made.version} of {storage_of(to)[1]}: {counted(made.rows, 'record')}, {size}")
         if not made.rows:
             note(_NONE_SEALED)
 

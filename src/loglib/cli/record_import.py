@@ -14,7 +14,7 @@ import click
 
 from ..errors import LogError, RecordTooLargeError
 from ..format.columns import headers_bytes
-from ..format.display import sized
+from ..format.display import counted, sized
 from ..topic import Topic
 from .lines import BOM, LineSource, Portion, RefusedLine
 from .output import Progress, note
@@ -134,7 +134,7 @@ class RecordImport:
 
     def report(self) -> None:
         """Print what was appended."""
-        note(f"appended {self._records:,} records, {sized(self._bytes)}")
+        note(f"appended {counted(self._records, 'record')}, {sized(self._bytes)}")
 
 
 def _json_row(line: bytes) -> Row | None:

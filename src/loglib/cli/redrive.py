@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..format.display import counted
 from ..transactions import redrive as send_back
 from .arguments import TOPIC, as_json, dry_run
 from .filters import filter_options, split_options
@@ -31,7 +32,7 @@ def redrive(topic: str, target: str | None, **options: Any) -> None:
     print_each(facts, dict, _row, ["topic", ">records"], as_json=how["as_json"])
     if not how["as_json"]:
         begin = "would send" if report.dry_run else "sent"
-        note(f"{begin} {report.redriven} records; left out {report.left_out}")
+        note(f"{begin} {counted(report.redriven, 'record')}; left out {report.left_out}")
 
 
 def _row(facts: dict[str, Any]) -> Sequence[object]:

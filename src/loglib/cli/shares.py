@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ..errors import CorruptLogError, GroupBusyError, LogError
+from ..format.display import counted
 from ..jobs import InHandInfo, Settings, ShareInfo, SharePartition
 from ..jobs.directory import changes_of, check_settings, settings_of
 from ..log.lag import Lag, total_lag
@@ -157,7 +158,7 @@ def _describe(info: ShareInfo, lags: dict[int, Lag]) -> None:
     settings = ", ".join(
         f"{name} {'none' if value is None else value}" for name, value in _settings_facts(info.settings).items()
     )
-    click.echo(f"share {safe(info.name)}: {len(info.members)} members; {safe(settings)}")
+    click.echo(f"share {safe(info.name)}: {counted(len(info.members), 'member')}; {safe(settings)}")
     if info.members:
         click.echo()
         held = [hand.member for each in info.partitions.values() for hand in each.in_hand]
@@ -203,7 +204,7 @@ def reset(topic: str, name: str, start: Any, dry_run: bool, yes: bool, as_json: 
         _check_no_members(found)
         after = _starts(opened, start)
         if not dry_run:
-            confirmed(f"Let {name} begin again in {len(after)} partitions of {topic}?", yes=yes)
+            confirmed(f"Let {name} begin again in {counted(len(after), 'partition')} of {topic}?", yes=yes)
             after = opened.reset_share(name, start)
     facts = [
         {"partition": number, "before": found.partitions[number].settled_to if number in found.partitions else None,
@@ -252,7 +253,7 @@ def evict(topic: str, name: str, member: str, dry_run: bool, yes: bool, as_json:
         taken = {number: _held_by(member, each) for number, each in info.partitions.items()}
         count = sum(map(len, taken.values()))
         if not dry_run:
-            confirmed(f"Evict {member}, which has {count} records of {topic} in hand?", yes=yes)
+            confirmed(f"Evict {member}, which has {counted(count, 'record')} of {topic} in hand?", yes=yes)
             taken = opened.evict_share_member(name, member)
     facts = [
         {"partition": number, "offset": offset, "done": not dry_run}
@@ -330,4 +331,4 @@ def _unsettled(topic: Topic, name: str) -> str:
         return f"which is damaged: {error}"
     _check_no_members(info)
     unsettled = sum(len(each.in_hand) + each.free for each in info.partitions.values())
-    return f"with {unsettled} records that are begun and not settled"
+    return f"with {counted(unsettled, 'record')} begun and not settled"

@@ -10,6 +10,7 @@ import click
 from ..config.arguments import check_names
 from ..config.policies import TopicConfig
 from ..errors import LogError
+from ..format.display import counted
 from ..groups.several_topics import topics
 from ..jobs.administration import check_no_readers
 from ..log import catalog, topic_file
@@ -147,7 +148,7 @@ def _partition_facts(partition: Partition) -> dict[str, Any]:
 def _describe(topic: Topic) -> None:
     facts = _facts(topic)
     size = sized(facts["size_bytes"])
-    click.echo(f"{safe(topic.name)}: {size} in {len(topic.partitions)} partitions, at {safe(topic.path)}")
+    click.echo(f"{safe(topic.name)}: {size} in {counted(len(topic.partitions), 'partition')}, at {safe(topic.path)}")
     groups, shares = (safe(", ".join(facts[each]) or "none") for each in ("groups", "shares"))
     click.echo(f"log id {facts['log_id']}, groups: {groups}, shares: {shares}")
     click.echo(f"partitioner {topic.config.partitioner}, permissions {topic.config.permissions:o}")
@@ -212,7 +213,7 @@ def _loss(topic: Topic, config: TopicConfig) -> str:
     except (LogError, OSError) as error:  # a damaged topic has policies, too
         return f"What the new policies drop immediately is not known: {error}"
     total = sized(sum(each.size_bytes for each in dropped))
-    return f"The new policies drop {len(dropped)} segments immediately, {total}" if dropped else ""
+    return f"The new policies drop {counted(len(dropped), 'segment')} immediately, {total}" if dropped else ""
 
 
 @click.command()
@@ -224,7 +225,7 @@ def delete(topic: str, dry_run: bool, yes: bool) -> None:
     with Topic.open(topic, mode="r") as opened:
         groups, shares = (", ".join(each) or "none" for each in (opened.groups(), opened.shares()))
         size, count = sized(log_bytes(opened)), len(opened.partitions)
-        what = f"{topic}: {size} in {count} partitions, groups: {groups}, shares: {shares}"
+        what = f"{topic}: {size} in {counted(count, 'partition')}, groups: {groups}, shares: {shares}"
     if dry_run:
         note(f"would delete {what}")
         return

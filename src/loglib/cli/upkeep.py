@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 from ..errors import LockedError, OffsetOutOfRangeError
+from ..format.display import counted
 from ..partition import Partition
 from ..retention import SegmentDecision
 from ..segment import SegmentInfo
@@ -40,7 +41,7 @@ def retain(topic: str, dry_run: bool, yes: bool, as_json: bool) -> int:
         dropped = [each for each in decisions if each.drop]
         if not dry_run and dropped:
             total = sized(sum(each.size_bytes for each in dropped))
-            confirmed(f"Drop {len(dropped)} segments of {topic}, {total}?", yes=yes)
+            confirmed(f"Drop {counted(len(dropped), 'segment')} of {topic}, {total}?", yes=yes)
             decisions, held = _retained(opened, decisions)
     names = [">partition", ">from", ">size", ">sealed for", "decision", "reason"]
     print_each(decisions, SegmentDecision._asdict, _decision_row, names, as_json=as_json)
@@ -104,7 +105,7 @@ def delete_before(topic: str, places: tuple[Any, ...], dry_run: bool, yes: bool,
         dropped = sum(each.segments for each in plans)
         if dropped and not dry_run:
             total = sized(sum(each.size_bytes for each in plans))
-            confirmed(f"Drop {dropped} segments of {topic}, {total}?{_unread(opened, plans)}", yes=yes)
+            confirmed(f"Drop {counted(dropped, 'segment')} of {topic}, {total}?{_unread(opened, plans)}", yes=yes)
             plans = [_done(opened.partition(each.partition), each, held) for each in plans]
     print_each(plans, _Drop._asdict, _drop_row, [">partition", ">from", ">to", ">segments", ">size"], as_json=as_json)
     if dry_run and not as_json:

@@ -13,7 +13,7 @@ import click
 
 from ..errors import LogError
 from ..format.columns import Headers, headers_bytes
-from ..format.display import sized
+from ..format.display import counted, sized
 from ..log import topic_file
 from ..system.files import REAL
 from ..topic import Topic
@@ -374,7 +374,7 @@ class _Import:
 
     def report(self) -> None:
         """Print what was done, and what was assumed, skipped or changed."""
-        note(f"appended {self._records:,} records, {sized(self._bytes)}")
+        note(f"appended {counted(self._records, 'record')}, {sized(self._bytes)}")
         for assumed in self._columns.times.assumed():
             note(assumed)
         if self._bad:

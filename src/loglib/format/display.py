@@ -113,4 +113,9 @@ def sized(count: int) -> str:
     size, unit = float(count), 0
     while size >= 10_000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1
-    return f"{count:,} bytes" if unit == 0 else f"{size:,.1f} {_UNITS[unit]}"
+    return counted(count, "byte") if unit == 0 else f"{size:,.1f} {_UNITS[unit]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things as a person reads it: 1 record, 2,000 records."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
