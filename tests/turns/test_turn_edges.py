@@ -179,6 +179,27 @@ def test_housekeeping_leaves_a_partition_to_the_process_that_has_it(place: Path)
         assert values_of(mine) == [b"mine", b"theirs", b"mine again"]
 
 
+def test_who_has_a_partition_is_found_out_only_for_an_error_that_somebody_reads(place: Path) -> None:
+    """A record without a key tries each partition, and housekeeping tries each second."""
+    asked = mock.patch.object(lock, "holder_of", side_effect=AssertionError("the system's list of all locks was read"))
+    with opened(place, wait=PATIENCE_S) as mine, opened(place, wait=PATIENCE_S) as theirs:
+        for number in (0, 1):
+            mine.append(b"mine", partition=number, sync=True)
+        mine._placement.sticky = writer_of(mine)
+        for number in (0, 1):
+            give_up(mine, number)
+        theirs.append(b"theirs", partition=0)
+        with writer_of(theirs).held():
+            with asked:
+                mine._accesses[0].keep_house()
+                assert mine.append(b"mine", sync=True).partition == 1
+                with opened(place, wait=PATIENCE_S) as new:
+                    give_up(mine, 1)
+                    assert [new.append(b"new", sync=True).partition for _ in range(3)] == [1, 1, 1]
+            with pytest.raises(LockedError, match=f"pid {os.getpid()} "), writer_of(mine).held(wait_s=0.01):
+                pass
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_thread_that_waits_for_no_partition_waits_for_no_thread_either(known: bool, place: Path) -> None:
     """One thread waited for a partition. Housekeeping and records without a key then waited for that thread, and so did

@@ -74,11 +74,11 @@ class Access(NotCopyable):
 
     # --- the writer ------------------------------------------------------------------------------
 
-    def writer(self, *, wait_s: float | None = None) -> SectionWriter:
+    def writer(self, *, wait_s: float | None = None, says_who: bool = True) -> SectionWriter:
         """The writer. The first call takes its lock; `LockedError` if another process has the lock.
 
         It waits up to `wait_s` seconds for a process that shares the partition; by default as long as appends wait. It
-        always waits for one that has the partition only to run retention.
+        always waits for one that has the partition only to run retention. `says_who`: as for `TurnWriter.held`.
         """
         if self.open_writer is not None:
             return self.open_writer
@@ -89,9 +89,9 @@ class Access(NotCopyable):
             self.check()  # a topic that must not be written gets no lock file either
         if wait_s == 0 and self._is_awaited:  # whoever does not wait does not wait for that thread either
             with Directory.open(self.files, self.directory) as place:
-                raise lock.refusal(place)
+                raise lock.refusal(place, says_who=says_who)
         with enter(self._waiting, "the topic"):
-            held, writer = self._awaited(wait_s), None
+            held, writer = self._awaited(wait_s, says_who=says_who), None
             try:
                 writer = self._opened(held)
             finally:
@@ -101,7 +101,7 @@ class Access(NotCopyable):
                     self.handles.turns.given_up(held.directory)
             return writer
 
-    def _awaited(self, wait_s: float | None) -> lock.Lock | None:
+    def _awaited(self, wait_s: float | None, *, says_who: bool) -> lock.Lock | None:
         """The lock of a shared partition, taken outside of `opening`: other partitions can be opened meanwhile."""
         self.handles.check_open()
         if (turns := self.handles.turns) is None or self.open_writer is not None:
@@ -115,7 +115,9 @@ class Access(NotCopyable):
 
         try:
             self._is_awaited = wait_s > 0
-            return lock.acquire(self.files, self.directory, self.config.permissions, take=take, wait_s=wait_s)
+            return lock.acquire(
+                self.files, self.directory, self.config.permissions, take=take, wait_s=wait_s, says_who=says_who
+            )
         except LockedError:
             self.handles.check_open()  # closing has ended the wait
             raise
@@ -200,13 +202,13 @@ class Access(NotCopyable):
             self._in_background(lambda: self._retain(rolled=False))
 
     def _retain(self, *, rolled: bool) -> None:
-        with self.writer().held(wait_s=0.0):
+        with self.writer().held(wait_s=0.0, says_who=False):
             self.retention.run(self.id, rolled=rolled)
 
     def _roll_if_old(self) -> None:
         age = self.config.segment_age
         if age is not None:
-            with self.writer().held(wait_s=0.0):
+            with self.writer().held(wait_s=0.0, says_who=False):
                 self.writer().roll(older_than_us=microseconds(age))
 
     def _in_background(self, action: Callable[[], object]) -> None:

@@ -133,7 +133,7 @@ class Placement:
         accesses = sorted(self.accesses, key=lambda each: (each.id != before, os.urandom(8)))
         for access in accesses:
             with suppress(LockedError):
-                return _taken(access, 0.0)
+                return _taken(access, 0.0, says_who=False)
         turns = self.handles.turns
         assert turns is not None  # else this process has all partitions
         deadline = monotonic() + turns.wait_s
@@ -151,11 +151,11 @@ class Placement:
                 )  # fmt: skip
 
 
-def _taken(access: Access, wait_s: float) -> SectionWriter:
+def _taken(access: Access, wait_s: float, *, says_who: bool = True) -> SectionWriter:
     """The writer of a partition, which it has now. `LockedError` if another process has it after `wait_s` seconds."""
     deadline = monotonic() + wait_s
-    writer = access.writer(wait_s=wait_s)
-    with writer.held(wait_s=max(deadline - monotonic(), 0.0)):
+    writer = access.writer(wait_s=wait_s, says_who=says_who)
+    with writer.held(wait_s=max(deadline - monotonic(), 0.0), says_who=says_who):
         return writer
 
 

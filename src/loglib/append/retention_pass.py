@@ -190,7 +190,7 @@ class RetentionRunner(NotCopyable):
             writer = self._partitions[number].writer
             assert writer is not None
             with suppress(LockedError):  # the process that has the partition does it
-                held.enter_context(writer.held(wait_s=0.0))
+                held.enter_context(writer.held(wait_s=0.0, says_who=False))
                 numbers.append(number)
         return numbers
 
@@ -249,7 +249,9 @@ class RetentionRunner(NotCopyable):
                 writer = Writer(
                     self.files, partition.log.directory, partition.log.identity, self.config,
                     index=index, clock=self.clock,
-                    held=lock.acquire(self.files, partition.log.directory, self.config.permissions, take=self._take),
+                    held=lock.acquire(
+                        self.files, partition.log.directory, self.config.permissions, take=self._take, says_who=False
+                    ),
                 ) if mine else None  # fmt: skip
             except LockedError:
                 writer = None

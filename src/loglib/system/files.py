@@ -39,6 +39,7 @@ _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # The system's errors for opening a link, a directory for writing, a socket, or a pipe without its other end.
 _NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP, errno.ENXIO)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_PROC_BYTES = 1 << 16  # of one read; for more than 128 KiB malloc asks the system for pages each time
 _NO_LOCKS = (*LACKS, errno.ENOLCK, errno.EBADF)  # the last two: NFS without a lock daemon; it locks no directory
 _NO_LINKS = (*LACKS, errno.EPERM)
 _NO_PERMISSIONS = (*LACKS, errno.EPERM)
@@ -291,7 +292,7 @@ class Files(SystemCalls):
         """The whole content of a file whose size the system does not know, as of those in /proc."""
         fd = self.open_read(path)
         try:
-            return b"".join(iter(lambda: self.read(fd, COPY_BYTES), b""))
+            return b"".join(iter(lambda: self.read(fd, _PROC_BYTES), b""))
         finally:
             self.close(fd)
 

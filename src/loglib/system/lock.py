@@ -32,6 +32,7 @@ from .process import finish, fork_lock, in_child
 NAME = "lock"
 _MOUNTS = "/proc/self/mountinfo"  # one mount per line; see proc(5)
 _LOCKS = "/proc/locks"  # one lock per line; see proc(5)
+_ANOTHER = "another process"
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "afs", "gfs2", "ocfs2", "glusterfs"}
 
 logger = logging.getLogger("loglib")
@@ -76,12 +77,13 @@ class Lock(NotCopyable):
 
 
 def acquire(
-    files: Files, path: str, permissions: int, *, wait_s: float = 0.0, take: Callable[..., bool] | None = None
-) -> Lock:
+    files: Files, path: str, permissions: int, *, wait_s: float = 0.0, take: Callable[..., bool] | None = None,
+    says_who: bool = True,
+) -> Lock:  # fmt: skip
     """Lock the directory `path`, whose file `lock` then names the holder; `LockedError` if it is locked.
 
     `take` locks the open directory, and may wait for `wait_s` seconds. It returns False if another handle still has
-    the lock. By default the call does not wait.
+    the lock. By default the call does not wait. Without `says_who` the error does not name the holder.
     """
     with _changing:
         lock = Lock(Directory.open(files, path))
@@ -91,7 +93,7 @@ def acquire(
             if not files.try_lock(place.fd, path):
                 raise refusal(place)
         elif not take(place):
-            raise refusal(place, advice=waited_for(wait_s))
+            raise refusal(place, says_who=says_who, advice=waited_for(wait_s))
         with _changing:
             _sign(place, permissions)
     except BaseException:
@@ -167,9 +169,9 @@ def waited_for(seconds: float) -> str:
     )
 
 
-def refusal(directory: Directory, **advice: str) -> LockedError:
+def refusal(directory: Directory, *, says_who: bool = True, **advice: str) -> LockedError:
     """The error for a directory that another handle has locked. `advice`: other than to open in another mode."""
-    return LockedError(directory.path_of(NAME), holder_of(directory), **advice)
+    return LockedError(directory.path_of(NAME), holder_of(directory) if says_who else _ANOTHER, **advice)
 
 
 def holder_of(directory: Directory) -> str:
@@ -201,7 +203,7 @@ def _named_holder(directory: Directory) -> str:
         pid, since, program = text.split(maxsplit=2)
         alive = _is_alive(int(pid))
     except (FileNotFoundError, ValueError):  # the file is not yet written, or was removed
-        return "another process"
+        return _ANOTHER
     if alive:
         return f"pid {pid} ({program}) since {since}"
     return f"a process forked by pid {pid} ({program}), which is gone itself; since {since}"
