@@ -13,7 +13,7 @@ from dead_letters import died, facts, letters
 from processes import fork, wait
 from shared_jobs import only, taken, values
 
-from loglib import Topic
+from loglib import LogError, Topic
 from loglib.transactions import RedriveReport, redrive, redriving
 from loglib.transactions.transaction import Transaction
 
@@ -145,6 +145,18 @@ def test_topic_of_origin_that_is_gone_is_named_and_nothing_is_lost(mail: Path, t
     assert redrive(tmp_path / "dead", to=moved).redriven == 6
     with pytest.raises(ValueError, match="limit"):
         redrive(tmp_path / "dead", limit=0)
+
+
+def test_topic_that_was_made_again_with_fewer_partitions_gets_the_dead_letters_by_their_keys(
+    mail: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(mail)
+    Topic.create(mail).close()
+    for is_dry in (True, False):
+        with pytest.raises(LogError, match=r"mail has no partition 1, where .*: it has 1 now\. .*\(--to\)"):
+            redrive(tmp_path / "dead", dry_run=is_dry)
+    assert redrive(tmp_path / "dead", to=mail).redriven == 6
+    assert sent(mail) == [b"%d" % number for number in range(6)]
 
 
 def test_each_is_sent_once_if_a_run_is_killed_after_any_of_its_transactions(

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from ..config.arguments import check_count
 from ..config.lazy import called_later
+from ..errors import LogError
 from ..format.record import Record
 from ..jobs import Job
 from ..jobs.directory import ShareDirectory
@@ -70,9 +71,9 @@ def redrive(
     are sent. `limit`: the largest number to send. With `dry_run` nothing is written. A record without the headers of a
     dead letter is left out, unless there is `to`. What is sent is committed in transactions of up to 1000 records.
 
-    `FileNotFoundError` if a topic does not exist; the errors of transactions; `ShareFullError` if a million records are
-    left out before others. What was sent before the error stays sent, and the next call continues. `ValueError` for
-    `to` the same topic: what is sent would come again, for ever.
+    `FileNotFoundError` if a topic does not exist; `LogError` if it has fewer partitions than before; the errors of
+    transactions; `ShareFullError` if a million records are left out before others. What was sent before the error stays
+    sent, and the next call continues. `ValueError` for `to` the same topic: what is sent would come again, for ever.
     """
     if limit is not None:
         check_count("limit", limit)
@@ -111,7 +112,7 @@ class _Redriving:
                 break
             sent = self._sent(record)
             if sent is not None:
-                self._target(sent.path)
+                self._target(sent)
                 self.to[sent.path] += 1
 
     def _unsent(self) -> Iterator[Record]:
@@ -172,7 +173,7 @@ class _Redriving:
             for job, sent in part:
                 transaction.accept(job)
                 transaction.append(
-                    self._target(sent.path), job.value, job.key, timestamp=job.timestamp,
+                    self._target(sent), job.value, job.key, timestamp=job.timestamp,
                     headers=_own_headers(job.record), partition=sent.partition,
                 )  # fmt: skip
         self.to.update(sent.path for _, sent in part)
@@ -202,10 +203,18 @@ class _Redriving:
                        self._dead.path, record.offset, record.partition, why)  # fmt: skip
         self.left_out += 1
 
-    def _target(self, path: str) -> OpenTopic:
+    def _target(self, sent: _Sent) -> OpenTopic:
+        """The topic that gets the record. `LogError` if it no longer has the record's partition."""
+        path, partition = sent
         if path not in self._targets:
             self._targets[path] = self._opened.enter_context(_open_topic(path, mode="r"))
-        return self._targets[path]
+        topic = self._targets[path]
+        if partition is not None and partition >= (count := len(topic.partitions)):
+            raise LogError(
+                f"{path} has no partition {partition}, where a dead letter comes from: it has {count} now. "
+                f"With that path as `to` (--to), all dead letters go there, by their keys"
+            )
+        return topic
 
 
 def _text(headers: Mapping[str, bytes | None], name: str) -> str:
