@@ -80,7 +80,8 @@ def test_any_records_are_the_same_after_a_file(
     with (place / "file").open("w") as file, redirect_stdout(file):
         assert run(["cat", str(source), "--format", form]) == 0
     done = cli("append", place / "to", place / "file", "--create", "--format", form)
-    assert done.code == 0 and done.errors.splitlines()[-1].startswith(f"appended {len(records)} records")
+    count = "1 record," if len(records) == 1 else f"{len(records)} records,"
+    assert done.code == 0 and done.errors.splitlines()[-1].startswith(f"appended {count}")
     assert without_places(place / "to") == without_places(source)
 
 

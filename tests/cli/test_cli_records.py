@@ -137,6 +137,12 @@ def test_tail_gives_the_last_records_and_follows(cli: Cli, clicks: Path) -> None
     assert cli("tail", clicks, "-f", "-n", 0, "--timeout", 0.01) == (0, "", "")
 
 
+@pytest.mark.parametrize("command", ["cat", "tail"])
+def test_partition_that_the_topic_does_not_have_is_a_wrong_command(command: str, cli: Cli, clicks: Path) -> None:
+    done = cli(command, clicks, "-p", 7)
+    assert done.code == 2 and done.errors == f"loglib: {clicks} has partitions 0 to 1, not 7\n"
+
+
 def test_tail_follows_into_added_partitions(tmp_path: Path) -> None:
     path = tmp_path / "t"
     with Topic.open(path, create=True) as topic:

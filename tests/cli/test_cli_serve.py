@@ -318,7 +318,7 @@ def test_files_of_credentials_that_are_wrong_are_one_line(
 ) -> None:
     keys.shared_key.chmod(0o644)
     done = cli("receive", tmp_path / "copy", "--connect", "localhost:9", "--shared-key", keys.shared_key)
-    assert done.code == 3 and done.errors.count("\n") == 1 and "chmod 600" in done.errors
+    assert done.code == 2 and done.errors.count("\n") == 1 and "chmod 600" in done.errors
     gone = ["--certificate", tmp_path / "gone", "--shared-key", keys.shared_key]
     keys.shared_key.chmod(0o600)
     done = cli("serve", clicks, "--listen", "0.0.0.0:0", *gone)

@@ -39,7 +39,8 @@ def fail_by(error: Exception) -> int:
         return fail(error, DAMAGED)
     if isinstance(error, OSError) and not isinstance(error, LogError):
         error = named(error)
-    return fail(told(error), FAILED)
+    is_wrong = isinstance(error, ValueError) and not isinstance(error, LogError | OSError)  # an argument of the library
+    return fail(told(error), WRONG if is_wrong else FAILED)
 
 
 def each_of(paths: list[str], look: Callable[[str], int]) -> int:
