@@ -164,7 +164,7 @@ def test_long_table_ends_after_twenty_rows() -> None:
 
 def test_names_in_a_chart_are_text() -> None:
     table = Charted([("<script>", 1), ("'", 5)])._repr_html_()
-    assert "<script" not in table and "<i>" not in table and "&lt;script&gt;: 1 bytes" in table
+    assert "<script" not in table and "<i>" not in table and "&lt;script&gt;: 1 byte<" in table
     assert "<svg" not in Charted([("a", 0)])._repr_html_()
 
 
