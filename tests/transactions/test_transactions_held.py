@@ -111,7 +111,8 @@ def test_end_of_a_hold_in_another_thread_takes_no_later_one_with_it(
     with dying(monkeypatch, apply.Applier, "_release"), transaction("etl", version=1) as tx:
         append_to_all(tx, pair, b"x")
     writer = pair[0]._handles.writers[0]
-    real, ends, begun = writer.publication.publish, threading.Event(), threading.Event()
+    real = writer.publication.publish
+    ends, begun, ended = threading.Event(), threading.Event(), threading.Event()
 
     def enter(lock: Any, what: str) -> Any:
         if lock is writer.applying and threading.current_thread() is not thread:
@@ -123,8 +124,11 @@ def test_end_of_a_hold_in_another_thread_takes_no_later_one_with_it(
             ends.set()
             assert begun.wait(60), "the commit neither waits nor begins"
         real(**given)
-        if given.get("hold", NO_HOLD) != NO_HOLD:
+        if threading.current_thread() is thread:
+            ended.set()
+        elif given.get("hold", NO_HOLD) != NO_HOLD:
             begun.set()
+            assert ended.wait(60), "the commit has begun, and the other thread has not ended its part"
 
     monkeypatch.setattr(writer.publication, "publish", publish)
     monkeypatch.setattr(section_writer, "enter", enter)
