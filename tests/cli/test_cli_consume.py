@@ -138,7 +138,7 @@ def test_import_with_a_separator_is_resumed(cli: Cli, tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("k0|2024-05-01T12:00:09Z 5\n")
     done = cli("append", path, log, *options)
-    assert done.code == 0 and "appended 1 record" in done.errors
+    assert done.code == 0 and "appended 1 record," in done.errors
     with Topic.open(path, mode="r") as topic:
         found = list(topic.read())
     assert [each.key for each in found] == [b"k0", b"k1", b"k2", b"k0", b"k1", b"k0"]

@@ -244,7 +244,7 @@ def test_import_that_failed_goes_on_without_doubling(cli: Cli, tmp_path: Path, l
     with log.open("ab") as file:
         file.write(b"2024-05-01T12:02:00Z more\n2024-05-01T12:03:00Z without")
     more = cli("append", path, log, "--resume", *TIME)
-    assert "appended 1 record" in more.errors and "the last line has no end yet" in more.errors
+    assert "appended 1 record," in more.errors and "the last line has no end yet" in more.errors
     with log.open("ab") as file:
         file.write(b" an end\n")
     cli("append", path, log, "--resume", *TIME)

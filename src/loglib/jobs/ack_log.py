@@ -152,9 +152,6 @@ class AckLog(NotCopyable):
             block = self._files.pread(self._current.file.fd, _BLOCK_BYTES, self._position)
             used = state.apply(block, self.salt) if block else 0
             self._position += used
-            if used == len(block) < _BLOCK_BYTES and not state.sealed:  # as nearly always
-                self._is_whole = True
-                return state
             if state.sealed and (self._me or self._newest() > state.generation):
                 self._go_on()
             elif (used == len(block) and used < _BLOCK_BYTES) or (used < len(block) and not self._me):

@@ -172,10 +172,8 @@ class Job(InHand):
     def __init__(
         self, share: Settler, record: Record, token: int, attempt: int, first_begun: int, of: JobBatch | None = None
     ) -> None:
-        # As the base does it, in fewer steps.
-        self._share = share
-        self.record, self.partition, self.first_offset = record, record.partition, record.offset
-        self.token, self.count, self.attempt, self.first_begun, self.promised = token, 1, attempt, first_begun, False
+        super().__init__(share, record.partition, token, record.offset, 1, attempt, first_begun)
+        self.record = record
         self._of = of  # the batch is in hand as long as one of its jobs is in use
 
     def records_at(self, offsets: Sequence[int]) -> list[Record]:

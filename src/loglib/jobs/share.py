@@ -282,7 +282,7 @@ class Share(Joined, JobSource):
                 taking is None or moment is None or now >= self._read_at or now >= self._look_at
                 or self._lease_us or self._stopped or self._closed is not None or self._pinning.may_be_pending
                 or ((self._served + 1) % _JOBS_A_TURN == 0 and len(self._takings) > 1)
-                or (self._owing and self._owes_elsewhere(taking))
+                or self._owes_elsewhere(taking)
             ):  # fmt: skip
                 return None
             before = taking.acks.state
@@ -297,12 +297,12 @@ class Share(Joined, JobSource):
             job = self._handed_out(taking, begun)
             if self._waiting:
                 self._wait.wake()  # another thread, which may have more to take
-            if self._sync_at is not None and now >= self._sync_at:
-                self._sync_if_due(now)
+            self._sync_if_due(now)
             return job
 
     def _owes_elsewhere(self, taking: Taking) -> bool:
-        return len(self._owing) > 1 or taking.partition not in self._owing
+        owing = self._owing
+        return bool(owing) and (len(owing) > 1 or taking.partition not in owing)
 
     def _until(self, deadline: float | None) -> float:
         moments = [taking.acks.state.next_moment() for taking in self._takings.values()]

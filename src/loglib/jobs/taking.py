@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from ..errors import FencedJobError, LogError, OffsetOutOfRangeError, StaleGenerationError
 from ..format.batch import Batch
-from ..format.record import new_tuple
 from ..log.log import Log
 from ..system.clock import Clock, Moment
 from ..system.not_copyable import NotCopyable
@@ -151,7 +150,7 @@ class Taking(NotCopyable):
         hand = state.plain_hand(token)
         if hand is None or token in self._jobs or hand[0] not in offsets:
             return None
-        return new_tuple(Begun, (token, batch, hand[0], 1, 1, hand[1]))
+        return Begun(token, batch, hand[0], 1, 1, hand[1])
 
     def _begin(self, offset: int, count: int, spare: int, moment: Moment, lease_us: int = 0) -> State:
         """Say that these records are begun, and look. What is pending is written before."""
@@ -324,7 +323,7 @@ class Taking(NotCopyable):
     def accept_later(self, token: int, offset: int, count: int) -> None:
         """Accept what is left of these records, with the next write."""
         if token in self.acks.state.mine:
-            self._pending.append(new_tuple(Settling, (token, offset, count, ACCEPTED, 0)))
+            self._pending.append(Settling(token, offset, count))
         elif token in self.acks.state.taken:
             raise self._fenced(Settling(token, offset, count))
 
