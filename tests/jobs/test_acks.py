@@ -356,6 +356,7 @@ def test_the_usual_entries_in_few_steps_say_what_they_say_by_the_rules(
             patch.setattr(State, "_count_room", _take_none_in_few_steps)
             for name in ("counts", "fresh", "in_hand", "entries", "mine", "begun", "gone", "ended", "taken"):
                 assert getattr(quick, name) == getattr(slow, name), name
+            assert quick.unsettled <= settings.window and quick.in_hand <= (settings.max_in_hand or settings.window)
             if draw.random() < 0.3:
                 assert sorted(items_of(quick)) == sorted(items_of(slow))
     assert sorted(items_of(quick)) == sorted(items_of(slow)) and quick.counts[0] > 5
