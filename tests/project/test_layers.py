@@ -163,6 +163,7 @@ MAKES_DESCRIPTORS = {
 }  # fmt: skip
 MAY_MAKE = {
     "system/system_calls": {"os.open", "os.dup"}, "system/notify": {"os.pipe"},
+    "system/doorbell": {"socket.socket"},
     "cli/lines": {"os.open"}, "cli/signals": {"os.pipe"}, "cli/streams": {"os.open"},
     "cli/copies": {"socket.create_server", "socket.socket", "listener.accept", "subprocess.Popen"},
     "ui/server": {"socket.create_server"},

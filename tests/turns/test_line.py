@@ -15,7 +15,6 @@ import pytest
 from processes import fork, wait
 from takers import PATIENCE_S
 
-from loglib.append import line as line_of
 from loglib.append.line import Line
 from loglib.append.turns import TURN_S, Turns
 from loglib.system.directory import Directory
@@ -30,9 +29,16 @@ class Waiting:
         self.pid = fork(lambda: _obey(path, said))
         said.close()
 
-    def __call__(self, name: str) -> object:
-        self._told.send(name)
-        assert self._told.poll(PATIENCE_S)
+    def __call__(self, call: str) -> object:
+        self.begin(call)
+        return self.end_of_call()
+
+    def begin(self, call: str) -> None:
+        """Let it make this call: a method, and perhaps a number."""
+        self._told.send(call)
+
+    def end_of_call(self) -> object:
+        assert self._told.poll(PATIENCE_S / 2)
         return self._told.recv()
 
     def end(self) -> None:
@@ -45,7 +51,8 @@ class Waiting:
 def _obey(path: Path, said: Connection) -> None:
     line = Line(REAL, os.open(path, os.O_RDWR))
     while True:
-        said.send(getattr(line, said.recv())())
+        name, *numbers = said.recv().split()
+        said.send(getattr(line, name)(*map(float, numbers)))
 
 
 @pytest.fixture
@@ -57,7 +64,9 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def mine(path: Path) -> Iterator[Line]:
     fd = os.open(path, os.O_RDWR)
-    yield Line(REAL, fd)
+    line = Line(REAL, fd)
+    yield line
+    line.close()
     os.close(fd)
 
 
@@ -76,44 +85,80 @@ def waiting(path: Path) -> Iterator[Callable[[], Waiting]]:
 
 def test_first_to_come_is_first(waiting: Callable[[], Waiting]) -> None:
     line = [waiting() for _ in range(6)]
-    assert [each("place") for each in line] == [1, 2, 3, 4, 5, 6]
+    assert [each("ahead") for each in line] == [0, 1, 1, 1, 1, 1]
     line[0]("leave")
-    assert [each("place") for each in line] == [7, 1, 2, 3, 4, 5]  # the first one comes again, before the others move
-    assert line[0]("place") == 6
+    assert line[0]("ahead") == 2, "it comes again, after all others"
+    assert [each("ahead") for each in line] == [2, 0, 2, 2, 2, 2]
+    line[3]("leave")
+    line[1]("leave")
+    assert [each("ahead") for each in line[2:]] == [0, 3, 3, 3], "also the one that has left in the middle"
 
 
 def test_place_of_a_process_that_dies_is_free(waiting: Callable[[], Waiting]) -> None:
     line = [waiting() for _ in range(4)]
-    assert [each("place") for each in line] == [1, 2, 3, 4]
+    assert [each("ahead") for each in line] == [0, 1, 1, 1]
     for dead in (line.pop(1), line.pop(0)):
         dead.end()
-    assert [each("place") for each in line] == [1, 2]
+    assert [each("ahead") for each in line] == [0, 3]
 
 
-def test_line_has_an_end(waiting: Callable[[], Waiting]) -> None:
-    with mock.patch.object(line_of, "_END", 4):
-        line = [waiting() for _ in range(5)]
-    assert [each("place") for each in line] == [1, 2, 3, 0, 0]
-    line[1]("leave")
-    assert [each("place") for each in line] == [1, 0, 2, 3, 0]
+def test_line_begins_again_when_it_is_empty(waiting: Callable[[], Waiting]) -> None:
+    one, other, third = waiting(), waiting(), waiting()
+    assert (one("ahead"), other("ahead"), third("ahead")) == (0, 1, 1)
+    third("pass_by 2")
+    assert third("ahead") == 0, "it does not wait for a process that is stopped"
+    for each in (one, other, third):
+        each("leave")
+    assert (one("ahead"), third("ahead"), other("ahead")) == (0, 1, 1), "place 1 is another one now"
 
 
 def test_line_is_empty_when_the_last_one_has_left(mine: Line, waiting: Callable[[], Waiting]) -> None:
     one = waiting()
     assert mine.is_empty()
-    one("place")
+    one("ahead")
     assert not mine.is_empty()
     assert one("is_empty"), "a process does not wait for itself"
-    one("place")
+    one("ahead")
     one("leave")
     assert mine.is_empty()
 
 
 def test_file_system_without_locks_of_bytes_has_no_line(mine: Line) -> None:
-    with mock.patch.object(REAL, "lockf", side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))):
-        assert mine.place() == 0
+    error = OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    with mock.patch.object(REAL, "lockf", side_effect=error), mock.patch.object(REAL, "getlk", side_effect=error):
+        assert mine.ahead() == 0
+        mine.ring()
         mine.leave()
         assert not mine.is_empty()
+
+
+def test_places_that_others_take_at_the_same_moment_are_not_taken_twice(mine: Line) -> None:
+    with mock.patch.object(REAL, "try_lock_bytes", side_effect=[False, False, True]) as tried:
+        mine.ahead()
+    assert tried.call_count == 3
+    mine.leave()
+    with mock.patch.object(REAL, "try_lock_bytes", return_value=False):
+        assert mine.ahead() == 0, "without a place it asks for the turn, too"
+        mine.leave()
+
+
+def test_only_the_first_one_is_woken(mine: Line, waiting: Callable[[], Waiting]) -> None:
+    line = [waiting() for _ in range(3)]
+    for each in line:
+        each("ahead")
+        each.begin(f"wait {PATIENCE_S}")
+    for each in line:
+        mine.ring()
+        each.end_of_call()
+        each("leave")
+    mine.ring()  # nobody is there
+
+
+def test_without_a_socket_a_wait_ends_by_the_clock(mine: Line) -> None:
+    with mock.patch("socket.socket", side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))):
+        mine.ahead()
+    mine.wait(0.001)
+    mine.ring()
 
 
 class Holder:
@@ -155,7 +200,7 @@ def test_turn_ends_by_the_clock_though_partitions_are_taken_back(
     assert all(turns.take(each, wait_s=1.0) for each in places)
     assert not others._take_turn()
     if is_waited_for:
-        waiting()("place")
+        waiting()("ahead")
     assert not turns.look(is_idle=False)
     holder.now += 2 * TURN_S
     assert turns.look(is_idle=False) is is_waited_for
@@ -175,7 +220,58 @@ def test_turn_of_a_process_that_is_idle_ends_when_another_one_waits(
     assert turns.first_look_s() < TURN_S / 5
     assert turns.take(holder.places[0], wait_s=1.0)
     if is_waited_for:
-        waiting()("place")
+        waiting()("ahead")
     assert not turns.look(is_idle=False)
     assert turns.look(is_idle=True) is is_waited_for
     assert holder.others._take_turn() is is_waited_for
+
+
+def test_who_gives_the_turn_up_wakes_the_first_of_the_line(holder: Holder, path: Path) -> None:
+    holder.meet()
+    assert holder.turns.take(holder.places[0], wait_s=1.0)
+    takers = [Taker(path.parent), Taker(path.parent)]  # the second one sleeps, since it is not the first
+    try:
+        holder.places[0].files.unlock(holder.places[0].fd)
+        holder.turns.given_up(holder.places[0])
+        for each in takers:
+            each.take_and_give_up()
+    finally:
+        for each in takers:
+            each.end()
+
+
+class Taker:
+    """A process that waits in the line for the first partition. Nothing but a ring ends its sleep."""
+
+    def __init__(self, directory: Path) -> None:
+        self._heard, said = Pipe()
+        self.pid = fork(lambda: _take(directory, said))
+        said.close()
+        self._heard.recv()
+
+    def take_and_give_up(self) -> None:
+        assert self._heard.poll(PATIENCE_S / 6) and self._heard.recv()
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        wait(self.pid)
+
+
+def _take(directory: Path, said: Connection) -> None:
+    sleep, first = Line.wait, iter([True])
+
+    def say_and_sleep(line: Line, timeout_s: float) -> None:
+        for each in first:
+            said.send(each)
+        sleep(line, timeout_s)
+
+    naps = mock.patch("loglib.append.turns._NAP_IN_LINE_S", PATIENCE_S)
+    with naps, mock.patch.object(Line, "wait", say_and_sleep):
+        turns = Turns(REAL, str(directory), PATIENCE_S, 0o600)
+        place = Directory.open(REAL, str(directory / "0000"))
+        turns._open(make=True)
+        turns.take(place, wait_s=PATIENCE_S)
+        place.files.unlock(place.fd)
+        turns.given_up(place)
+        said.send(True)
+        signal.pause()

@@ -1,23 +1,30 @@
 """Line: the order of the processes that wait for the turn of a topic, by locks of single bytes of the file `turns`.
 
 Invariant: a place in the line is a byte, and a process has the place while it has the byte's lock. It enters after the
-last place that is taken, and moves up as the places before it become free. So the first one to come is the first one to
-have a turn. The kernel frees the place of a process that dies.
+last place that is taken, and is the first when no byte before its own is locked. So the first one to come is the first
+one to have a turn. The kernel frees the place of a process that dies, and says which process has a place.
 
-The line only orders. If a lock is lost, or more processes wait than there are places, turns are not fair, and nothing
-else happens: a process without a place asks for the turn, too. Locks of bytes belong to the process (fcntl(2)). It
-loses them when it closes any open file of the same file, so a topic that is open twice in one process may lose its
-place. A child does not inherit them.
+Who gives the turn up rings at the first of the line (system/doorbell.py): one process wakes, and knows that it is its
+turn. Places that moved up would wake all of them each time.
 
-Threads: guarded by the lock of `Turns`.
+The line only orders. If a lock is lost, turns are not fair, and nothing else happens: a process without a place asks
+for the turn, too. Locks of bytes belong to the process (fcntl(2)). It loses them when it closes any open file of the
+same file, so a topic that is open twice in one process may lose its place. A child does not inherit them.
+
+Threads: `wait` is safe for all; the rest is guarded by the lock of `Turns`.
 """
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+
+from ..system.doorbell import Doorbell
 from ..system.files import Files
 from ..system.not_copyable import NotCopyable
 
-_END = 65  # places are the bytes from 1 to before this one
+_END = 1 << 62  # places are the bytes from 1 to before this one
+_TRIES = 8  # to enter; each time another process has come in between
 
 
 class Line(NotCopyable):
@@ -26,38 +33,76 @@ class Line(NotCopyable):
     def __init__(self, files: Files, fd: int) -> None:
         self._files, self._fd = files, fd
         self._place = 0  # 0: none
+        self._passed = 0  # the last place that this process does not wait for
+        self._bell: Doorbell | None = None  # once there is another process
 
-    def place(self) -> int:
-        """Enter the line, or move up. Returns the place: 1 is the first, 0 means that all places are taken."""
-        if not self._place:
-            self._enter()
-        while self._place > 1 and self._files.try_lock_bytes(self._fd, self._place - 1, self._place):
-            self._place -= 1
-            self._files.unlock_bytes(self._fd, self._place + 1, _END)
-        return self._place
+    def ahead(self) -> int:
+        """Enter the line, and return the first place that is taken in it. 0 if that is this process's own.
+
+        0 also if it has no place, because the file system has no locks of bytes.
+        """
+        with suppress(OSError):
+            if not self._place:
+                self._enter()
+            if first := self._files.first_lock(self._fd, self._passed + 1, self._place):
+                return first[0]
+        return 0
 
     def _enter(self) -> None:
-        """Take the first of the places that are free up to the end. A binary search takes all of these for a moment."""
-        first, end = 1, _END  # this process has all places from `end` on
-        middle = first  # most often nobody waits
-        while first < end:
-            if self._files.try_lock_bytes(self._fd, middle, end):
-                end = middle
-            else:
-                first = middle + 1
-            middle = (first + end) // 2
-        self._place = end % _END
-        self._files.unlock_bytes(self._fd, end + 1, _END)
+        if self._files.real:
+            self._open_bell()
+        for _ in range(_TRIES):
+            self._place = self._last() + 1  # before it is taken: after an interrupt, `leave` gives it up
+            if self._place <= self._passed:  # the line was empty meanwhile, and has begun again
+                self._passed = 0
+            if self._files.try_lock_bytes(self._fd, self._place, self._place + 1):
+                return
+        self._place = 0
+
+    def _last(self) -> int:
+        """The last place that another process has; 0 if there is none."""
+        last = 0
+        while lock := self._files.getlk(self._fd, _END - last - 1, last + 1):  # of several, it tells any
+            last = lock[0]
+        return last
+
+    def pass_by(self, place: int) -> None:
+        """Do not wait for the process at this place any more: it is stopped."""
+        self._passed = place
 
     def is_empty(self) -> bool:
-        """True if no process waits. The check itself takes all places for a moment."""
-        is_empty = self._files.try_lock_bytes(self._fd, 1, _END)
-        if is_empty:
-            self._files.unlock_bytes(self._fd, 1, _END)
-        return is_empty
+        """True if no other process waits."""
+        with suppress(OSError):
+            return self._files.getlk(self._fd, _END - 1, 1) is None
+        return False
+
+    def wait(self, timeout_s: float) -> None:
+        """Return after `timeout_s` seconds, or when the turn is given up and this process is the first."""
+        bell = self._bell
+        if bell is None:
+            time.sleep(timeout_s)
+        else:
+            bell.wait(timeout_s)
+
+    def ring(self) -> None:
+        """Wake the first process of the line: the turn is free."""
+        with suppress(OSError):
+            if first := self._files.first_lock(self._fd, 1, _END):
+                self._open_bell().ring(first[1])
 
     def leave(self) -> None:
         """Let others have the place."""
         if self._place:
             self._place = 0
             self._files.unlock_bytes(self._fd, 1, _END)
+
+    def _open_bell(self) -> Doorbell:
+        if self._bell is None:
+            device, inode = self._files.identity(self._fd)
+            self._bell = Doorbell(f"turns-{device:x}-{inode:x}")
+        return self._bell
+
+    def close(self) -> None:
+        """Close the bell. The file is the caller's."""
+        if self._bell is not None:
+            self._bell.close()

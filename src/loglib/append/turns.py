@@ -13,12 +13,13 @@ that ends where the watermark says, or one that must be recovered, because the h
                 rest after every record.
     fair        Processes that wait for the turn form a line (line.py). Of those in it only the first asks for the turn.
 
-The turn and the line only order the processes. Losing the file, or a process that is stopped while it has the turn or a
-place in the line, costs the others 0.1 s each time: then they take partitions without it.
+The turn and the line only order the processes. Losing the file, or a process that is stopped while it has the turn,
+costs the others 0.1 s each time: then they take partitions without it. One that is stopped in the line costs each of
+the others 0.1 s once.
 
-Nobody blocks in the system, because a wait for a process that is stopped must end. Who waits asks again and again: the
-first of the line each 0.2 ms, the others less often the further they are from it. So many processes that wait cost
-little more than one.
+Nobody blocks in the system, because a wait for a process that is stopped must end. Who gives the turn up wakes the
+first of the line. The others sleep, and look each 4 ms whether they are the first: a wake may not arrive. So many
+processes that wait cost little more than one.
 
 Threads: safe for all.
 """
@@ -45,8 +46,7 @@ _FIRST_LOOK_S = 0.0005  # a look takes 20 us
 _SHORTEST_NAP_S = 0.00005
 _SOON_S = 0.001  # in this time a process that has nothing to do has given its partitions up, if it was just asked
 _NAP_S = 0.0002
-_NAP_IN_LINE_S = 0.0015  # for each place that is before: a third of a turn
-_LONGEST_NAP_S = 0.006
+_NAP_IN_LINE_S = 0.004  # most often a wake ends it
 _OVERTAKE_S = 0.1  # without a move of the line: many turns
 _ASK_S = 0.0004  # to ask costs 3 % of a synced append, which takes about half of this
 _ALONE_S = 1.0  # after this time without another process, it is asked only once in a turn
@@ -55,11 +55,11 @@ _opening = fork_lock()  # a child has no copy of the file that it does not know
 _in_child = in_child()
 
 
-def _nap_s(place: int, waited_s: float) -> float:
-    """The time until a process at this place of the line asks again, in seconds. 0: it has no place."""
-    if place == 1:
-        return _SHORTEST_NAP_S if waited_s < _SOON_S else _NAP_S
-    return min(_NAP_IN_LINE_S * (place - 1), _LONGEST_NAP_S) if place else _LONGEST_NAP_S
+def _nap_s(ahead: int, waited_s: float) -> float:
+    """The time until a process asks again, in seconds. `ahead`: the first place of the line; 0 if that is its own."""
+    if ahead:
+        return _NAP_IN_LINE_S
+    return _SHORTEST_NAP_S if waited_s < _SOON_S else _NAP_S
 
 
 class Turns(NotCopyable):
@@ -90,18 +90,19 @@ class Turns(NotCopyable):
         if wait_s <= 0:
             return self._take_free(place)
         began = moved = monotonic()
-        at = self._place_in_line() if self._is_contended() else 1
+        ahead = self._enter_line() if self._is_contended() else 0
         try:
             while not is_over():
-                is_stuck = monotonic() - moved >= min(_OVERTAKE_S, wait_s / 2)
-                if (at <= 1 or is_stuck) and self._take_at_once(place, may_overtake=is_stuck):
+                waited_s, is_stuck = monotonic() - began, monotonic() - moved >= min(_OVERTAKE_S, wait_s / 2)
+                if not ahead and self._take_at_once(place, may_overtake=is_stuck):
                     return True
-                if (waited := monotonic() - began) >= wait_s:
+                if waited_s >= wait_s:
                     return False
-                before, at = at, self._place_in_line()
-                if at != before:
+                before, ahead = ahead, self._enter_line(passed=ahead if is_stuck else 0)
+                if ahead != before:
                     moved = monotonic()
-                time.sleep(_nap_s(at, waited))
+                if ahead or not before:
+                    self._wait(_nap_s(ahead, waited_s))
             return False
         finally:
             with self._lock:
@@ -110,13 +111,28 @@ class Turns(NotCopyable):
                 if self._is_mine and not self._held:
                     self._give_turn_up()
 
-    def _place_in_line(self) -> int:
-        """The place in the line; 0 if it has none. Also 1 if this process has the turn, or if there is no line."""
+    def _enter_line(self, *, passed: int = 0) -> int:
+        """The first place of the line, which this process enters; 0 if it is its own, or if it needs none.
+
+        `passed`: a place whose process is stopped. This process does not wait for it any more.
+        """
         with self._lock:
-            place = 1 if self._is_mine or self._line is None else self._line.place()
-            if place != 1:
+            if self._is_mine or self._line is None:
+                return 0
+            if passed:
+                self._line.pass_by(passed)
+            ahead = self._line.ahead()
+            if ahead:
                 self._met = monotonic()
-            return place
+            return ahead
+
+    def _wait(self, nap_s: float) -> None:
+        """Sleep; the process that gives the turn up may end it."""
+        line = self._line
+        if line is None or self._is_mine:
+            time.sleep(nap_s)
+        else:
+            line.wait(nap_s)
 
     def _is_contended(self) -> bool:
         """True if another process was there a short time ago."""
@@ -159,9 +175,7 @@ class Turns(NotCopyable):
         if self._is_closed:
             return False
         with suppress(OSError), _opening:
-            fd, self._fd, self._line = self._fd, -1, None
-            if fd >= 0:
-                self._files.close(fd)
+            self._close_file()
             if make:
                 self._fd = self._files.create(self._path, self._permissions, exclusive=False)
             else:
@@ -174,6 +188,15 @@ class Turns(NotCopyable):
         self._is_mine = False
         if self._fd >= 0:
             self._files.unlock(self._fd)
+        if self._line is not None:
+            self._line.ring()
+
+    def _close_file(self) -> None:
+        fd, line, self._fd, self._line = self._fd, self._line, -1, None
+        if line is not None:
+            line.close()
+        if fd >= 0:
+            self._files.close(fd)
 
     def held(self) -> int:
         """The number of partitions that this process has."""
@@ -243,12 +266,9 @@ class Turns(NotCopyable):
         """Give the turn up, and close the file."""
         with self._lock:
             self._is_closed = True
-            fd, self._fd, self._line = self._fd, -1, None
-            if fd >= 0:
-                if self._is_mine:
-                    self._files.unlock(fd)
-                self._files.close(fd)
-            self._is_mine = False
+            if self._is_mine:
+                self._give_turn_up()
+            self._close_file()
             _in_child.discard(self._abandon)
 
     def _abandon(self, parent_pid: int) -> None:
@@ -256,7 +276,5 @@ class Turns(NotCopyable):
         del parent_pid
         self._lock = threading.RLock()
         self._is_closed = True
-        fd, self._fd, self._line = self._fd, -1, None
         self._is_mine = False
-        if fd >= 0:
-            self._files.close(fd)
+        self._close_file()

@@ -382,6 +382,17 @@ class Files(SystemCalls):
             with suppress(OSError):
                 self.lockf(fd, fcntl.LOCK_UN, end - start, start)
 
+    def first_lock(self, fd: int, start: int, end: int) -> tuple[int, int] | None:
+        """The first of these bytes that another process has locked, and its process id; None if all are free.
+
+        The id is 0 if that process is outside of this process's container. Raises `OSError` if the file system has no
+        such locks.
+        """
+        found = None
+        while start < end and (lock := self.getlk(fd, end - start, start)) is not None:  # of several, it tells any
+            found, end = lock, max(lock[0], start)
+        return found
+
     def identity(self, fd: int) -> tuple[int, int]:
         """Device and inode of an open file or directory: unique while it is open, even after it was removed."""
         facts = self.fstat(fd)

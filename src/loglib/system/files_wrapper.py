@@ -106,6 +106,9 @@ class FilesWrapper(Files):
     def lockf(self, fd: int, operation: int, size_bytes: int, start: int) -> None:
         self.forward("lockf", fd, operation, size_bytes, start)
 
+    def getlk(self, fd: int, size_bytes: int, start: int) -> tuple[int, int] | None:
+        return self.forward("getlk", fd, size_bytes, start)
+
     def statvfs(self, path: Any) -> os.statvfs_result:
         return self.forward("statvfs", path)
 

@@ -27,7 +27,7 @@ from typing import Any
 from .clock import monotonic
 from .not_copyable import NotCopyable
 from .process import finish, importing
-from .system_calls import above_standard, new_poll
+from .system_calls import FD_SETSIZE, above_standard, new_poll
 
 REPLACED = "/"  # is among the changed names; no file has this name
 
@@ -45,7 +45,6 @@ _FIRST_NAP_S = 0.0001
 _LONGEST_NAP_S = 0.01
 _NAP_GROWTH = 1.2  # reaches the longest nap after about 25 idle looks, 50 ms
 _EVENT_BYTES = 4096  # 256 events; the rest wakes the next wait
-_FD_SETSIZE = 1024
 _LONGEST_WAIT_S = 86_400.0  # poll() takes at most 24 days; one needless wake-up per day costs nothing
 _EVENTS_BYTES = 1 << 16
 _NAP_PER_LOOK = 20  # without inotify: a look at a thousand files takes milliseconds, so a nap is this many times longer
@@ -159,7 +158,7 @@ class Waiter(_Sleeper):
         timeout = _bounded(timeout)
         if self._must_look:
             timeout = self._next_nap(timeout)
-            if descriptors.wake_out < _FD_SETSIZE:  # select() waits in microseconds, poll() in milliseconds
+            if descriptors.wake_out < FD_SETSIZE:  # select() waits in microseconds, poll() in milliseconds
                 select.select([descriptors.wake_out], [], [], timeout)
                 timeout = 0.0
         for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):

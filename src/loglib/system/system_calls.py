@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import select
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ Buffer = bytes | bytearray | memoryview
 
 COPY_BYTES = 1 << 20  # a copy passes through this process in blocks of this size
 LACKS = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the errors for a call that a file system does not have
+FD_SETSIZE = 1024  # select() takes no descriptor from this number on
 _FIRST = 3  # the first descriptor after standard input, output and error
 
 
@@ -108,6 +110,18 @@ _fsync: Callable[[int], None] = os.fsync
 _flock: Callable[[int, int], None] = fcntl.flock
 _lockf: Callable[[int, int, int, int], object] = fcntl.lockf
 
+# The C structure of a lock, see fcntl(2): its type, origin, start and size, and the process that has it.
+_LOCK = struct.Struct("@qqihh" if sys.platform == "darwin" else "@hhqqi0q")
+
+
+def _getlk(fd: int, size_bytes: int, start: int) -> tuple[int, int] | None:
+    wanted, at = (fcntl.F_WRLCK, os.SEEK_SET), (start, size_bytes)
+    if sys.platform == "darwin":
+        first, _, pid, kind, _ = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _LOCK.pack(*at, 0, *wanted)))
+    else:
+        kind, _, first, _, pid = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _LOCK.pack(*wanted, *at, 0)))
+    return None if kind == fcntl.F_UNLCK else (first, pid)
+
 
 class SystemCalls:
     """The calls of the real file system.
@@ -140,6 +154,7 @@ class SystemCalls:
     listdir = staticmethod(_listdir)  # (a path, or an open directory)
     flock = staticmethod(_flock)
     lockf = staticmethod(_lockf)  # (fd, operation, size_bytes, start): locks of bytes, which belong to the process
+    getlk = staticmethod(_getlk)  # (fd, size_bytes, start): the first byte and the process of a lock of another one
     statvfs = staticmethod(os.statvfs)
     sendfile = staticmethod(_sendfile)  # (to, source, start, size_bytes)
     read = staticmethod(os.read)  # from a stream, at its own position; so does `write`

@@ -210,6 +210,10 @@ class MemoryFiles(Files):
         """Nothing to do: these locks belong to the process, and no other process has the file."""
         del fd, operation, size_bytes, start
 
+    def getlk(self, fd: int, size_bytes: int, start: int) -> None:
+        """No other process has a lock."""
+        del fd, size_bytes, start
+
     # --- system calls: names --------------------------------------------------------------------------
 
     def rename(self, path: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
