@@ -95,6 +95,8 @@ class Publication(NotCopyable):
         copies = self.copies
         if copies is not None and not copies.accepted:
             flushed = durable = None
+        if self._has_left and written is None and not _is_news(self.look(), flushed, durable):
+            return  # another process has flushed it: so it is often, if several wait for syncs at a time
         with self._lock, self._alone() if self._others_may_publish else _UNDISTURBED:
             if self._closed is not None:
                 raise self._closed
@@ -109,10 +111,9 @@ class Publication(NotCopyable):
                 flushed_end, flushed_tail = flushed.end, flushed.last_batch
             if durable is not None and durable.end >= durable_end:
                 durable_end, durable_tail = durable.end, durable.last_batch
-            is_news = (flushed_end, durable_end) != (last.flushed_end, last.durable_end)
-            if self._has_left and written is None and not is_news:
+            if self._has_left and written is None and not _is_news(last, flushed, durable):
                 self.in_progress = False
-                return  # another process has flushed it, and may write here without asking
+                return  # another process has just flushed it, and may write here without asking
             if applied and held_txn:
                 applied_txn, applied_id = held_txn, held_id
             if hold is not None:
@@ -209,3 +210,8 @@ class Publication(NotCopyable):
         """After a fork: make a new lock, because a thread of the parent may hold the old one."""
         self._lock = threading.RLock()
         self.is_mine = asker(self._lock)
+
+
+def _is_news(last: Mark, flushed: Tail | None, durable: Tail | None) -> bool:
+    is_flushed = flushed is not None and flushed.end > last.flushed_end
+    return is_flushed or (durable is not None and durable.end > last.durable_end)
