@@ -106,7 +106,8 @@ def test_idle_process_gives_its_partition_up(path: Path) -> None:
     assert report.place(0) == (0, 0)
 
 
-def test_partition_goes_back_and_forth_without_a_flush_by_hand(path: Path) -> None:
+@pytest.mark.parametrize("sync", [False, True])
+def test_partition_goes_back_and_forth_without_a_flush_by_hand(path: Path, sync: bool) -> None:
     """Each of two processes appends when the other one has, and each record is where its append said."""
     make(path, partitions=1)
     turn = told()
@@ -115,7 +116,7 @@ def test_partition_goes_back_and_forth_without_a_flush_by_hand(path: Path) -> No
         with opened(path, wait=PATIENCE_S) as topic:
             for number in range(parity, 40, 2):
                 wait_until(lambda number=number: turn.calls == number, "the turn")  # type: ignore[misc]
-                at = topic.append(b"%d" % number, key=b"k")
+                at = topic.append(b"%d" % number, key=b"k", sync=sync)
                 turn.append(number, at.partition, at.offset)
                 turn.calls = number + 1
 

@@ -79,6 +79,7 @@ class TurnWriter(BatchWriter):
         self._holds: WeakSet[_Hold] = WeakSet()  # calls that need the partition for several steps
         self._seen = _NOTHING_SEEN  # the end and the mark at the last look
         self._pause_s = TURN_S  # until the next one
+        self._is_unwatched = False  # the call that took the partition is about to flush, and may give it up
         self._taken_at = monotonic()
         self._flush_s = 0.0  # of the last flush, in seconds
         self._others_bytes = 0  # that other processes have appended
@@ -163,8 +164,11 @@ class TurnWriter(BatchWriter):
             if self.keeper is None and not self.is_parked:
                 self._take_turn(self._hand_over)
 
-    def _take_back(self, wait_s: float | None = None, *, says_who: bool = True) -> None:
-        """Wait for the partition, and find where its log ends now. Another thread may do it for this one."""
+    def _take_back(self, wait_s: float | None = None, *, says_who: bool = True, flushes: bool = False) -> None:
+        """Wait for the partition, and find where its log ends now. Another thread may do it for this one.
+
+        With `flushes` the caller flushes next, and then calls `_watch`: most often it has given the partition up.
+        """
         turns = self._turns
         assert turns is not None
         wait_s = turns.wait_s if wait_s is None else wait_s
@@ -197,10 +201,18 @@ class TurnWriter(BatchWriter):
             finally:
                 if self.is_parked:
                     self._release_turn(turns)
-        if self.keeper is not None:
-            self.keeper.watch_turns(self._pause_s)
+            self._is_unwatched = True
+        if not flushes:
+            self._watch()
         if self.on_hold is not None and self.disk.mark.held_txn and self.disk.mark.held != held:
             self.on_hold()
+
+    def _watch(self) -> None:
+        """Let the keeper look when this turn is over, if it does not."""
+        if self._is_unwatched:
+            self._is_unwatched = False
+            if self.keeper is not None and not self.is_parked:
+                self.keeper.watch_turns(self._pause_s)
 
     def _check_unawaited(self, wait_s: float | None, *, says_who: bool = True) -> None:
         """`LockedError` if a thread waits for another process: whoever does not wait does not wait for it either."""

@@ -189,7 +189,7 @@ class Writer(TurnWriter):
                             raise
                         due = batch.is_full() and self._ask_if_due()
                 if offsets is None:
-                    self._take_back()
+                    self._take_back(flushes=sync)
             if sync:
                 self._flush_record(offsets[-1], batch)
             elif due or self.disk.rolled:
@@ -197,6 +197,8 @@ class Writer(TurnWriter):
         except BaseException as error:
             self._losses.report(error, offsets, batch)
             raise
+        finally:
+            self._watch()
         return offsets
 
     def append_lone(self, value: bytes, *, sync: bool) -> int | None:
