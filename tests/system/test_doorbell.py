@@ -27,12 +27,12 @@ def test_ring_of_another_process_ends_the_wait(bell: Doorbell, monkeypatch: pyte
     own, thing = os.getpid(), bell._prefix.removeprefix("\0loglib-").removesuffix("-")
     pid = fork(lambda: Doorbell(thing).ring(own))
     with mock.patch("time.sleep", side_effect=AssertionError("it cannot be woken")):
-        bell.wait(PATIENCE_S)
+        assert bell.wait(PATIENCE_S)
     assert wait(pid) == 0
 
 
 def test_wait_without_a_ring_ends_by_the_clock(bell: Doorbell) -> None:
-    bell.wait(0.001)
+    assert not bell.wait(0.001)
     bell.ring(1)  # which does not wait
 
 
@@ -47,14 +47,14 @@ def test_process_without_a_free_descriptor_waits_by_the_clock() -> None:
     with mock.patch("socket.socket", side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))):
         bell = Doorbell("test")
     with mock.patch("time.sleep") as slept:
-        bell.wait(0.25)
+        assert not bell.wait(0.25)
     assert slept.call_args == mock.call(0.25)
     bell.ring(os.getpid())
 
 
 def test_second_bell_of_a_process_only_rings(bell: Doorbell) -> None:
     second = Doorbell(bell._prefix.removeprefix("\0loglib-").removesuffix("-"))
-    second.wait(0.001)
+    assert not second.wait(0.001)
     second.ring(os.getpid())
-    bell.wait(PATIENCE_S)
+    assert bell.wait(PATIENCE_S)
     second.close()

@@ -18,8 +18,8 @@ costs the others 0.1 s each time: then they take partitions without it. One that
 the others 0.1 s once.
 
 Nobody blocks in the system, because a wait for a process that is stopped must end. Who gives the turn up wakes the
-first of the line. The others sleep, and look each 4 ms whether they are the first: a wake may not arrive. So many
-processes that wait cost little more than one.
+first of the line. The others sleep, and look each 4 to 20 ms whether they are the first: a wake may not arrive. So
+many processes that wait cost little more than one.
 
 Threads: safe for all.
 """
@@ -46,20 +46,14 @@ _FIRST_LOOK_S = 0.0005  # a look takes 20 us
 _SHORTEST_NAP_S = 0.00005
 _SOON_S = 0.001  # in this time a process that has nothing to do has given its partitions up, if it was just asked
 _NAP_S = 0.0002
-_NAP_IN_LINE_S = 0.004  # most often a wake ends it
+_NAP_IN_LINE_S = 0.004  # as long as no wake arrives
+_WOKEN_NAP_S = 0.02  # a wake ends it
 _OVERTAKE_S = 0.1  # without a move of the line: many turns
 _ASK_S = 0.0004  # to ask costs 3 % of a synced append, which takes about half of this
 _ALONE_S = 1.0  # after this time without another process, it is asked only once in a turn
 
 _opening = fork_lock()  # a child has no copy of the file that it does not know
 _in_child = in_child()
-
-
-def _nap_s(ahead: int, waited_s: float) -> float:
-    """The time until a process asks again, in seconds. `ahead`: the first place of the line; 0 if that is its own."""
-    if ahead:
-        return _NAP_IN_LINE_S
-    return _SHORTEST_NAP_S if waited_s < _SOON_S else _NAP_S
 
 
 class Turns(NotCopyable):
@@ -102,7 +96,7 @@ class Turns(NotCopyable):
                 if ahead != before:
                     moved = monotonic()
                 if ahead or not before:
-                    self._wait(_nap_s(ahead, waited_s))
+                    self._wait(ahead, waited_s)
             return False
         finally:
             with self._lock:
@@ -126,11 +120,13 @@ class Turns(NotCopyable):
                 self._met = monotonic()
             return ahead
 
-    def _wait(self, nap_s: float) -> None:
-        """Sleep; the process that gives the turn up may end it."""
-        line = self._line
+    def _wait(self, ahead: int, waited_s: float) -> None:
+        """Sleep until this process is to ask again. Who gives the turn up may end it."""
+        line, nap_s = self._line, _SHORTEST_NAP_S if waited_s < _SOON_S else _NAP_S
         if line is None or self._is_mine:
             time.sleep(nap_s)
+        elif ahead:
+            line.wait(_WOKEN_NAP_S if line.is_woken else _NAP_IN_LINE_S)
         else:
             line.wait(nap_s)
 

@@ -35,12 +35,12 @@ class Doorbell(NotCopyable):
                 self._socket = _new_socket()
                 self._socket.bind(f"{self._prefix}{os.getpid()}")  # one bell of a process hears; another one only rings
 
-    def wait(self, timeout_s: float) -> None:
-        """Return at a ring, or after `timeout_s` seconds."""
+    def wait(self, timeout_s: float) -> bool:
+        """Return at a ring, or after `timeout_s` seconds. True at a ring."""
         own = self._socket
         if own is None:
             time.sleep(timeout_s)
-            return
+            return False
         with suppress(OSError, ValueError):  # no ring, or another thread has closed the bell
             if (fd := own.fileno()) < FD_SETSIZE:  # select() waits in microseconds, poll() in milliseconds
                 select.select([fd], [], [], timeout_s)
@@ -49,6 +49,8 @@ class Doorbell(NotCopyable):
                 poll.register(fd, select.POLLIN)
                 poll.poll(timeout_s * 1000)
             own.recv(1)
+            return True
+        return False
 
     def ring(self, pid: int) -> None:
         """End the wait of the process with this id, if it waits."""
