@@ -226,6 +226,44 @@ def test_turn_of_a_process_that_is_idle_ends_when_another_one_waits(
     assert holder.others._take_turn() is is_waited_for
 
 
+def test_process_that_is_stopped_in_the_line_is_waited_for_once(
+    holder: Holder, waiting: Callable[[], Waiting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cost 0.1 s for each append of each other process."""
+    slept: list[float] = []
+
+    def sleep(_: Line, timeout_s: float) -> None:
+        holder.now += timeout_s
+        slept.append(timeout_s)
+
+    monkeypatch.setattr(Line, "wait", sleep)
+    stopped = waiting()
+    assert stopped("ahead") == 0
+    assert holder.turns._open(make=True)
+    for is_first in (True, False):
+        slept.clear()
+        holder.meet()
+        assert holder.turns.take(holder.places[0], wait_s=1.0)
+        assert (sum(slept) >= 0.1) is is_first
+        holder.places[0].files.unlock(holder.places[0].fd)
+        holder.turns.given_up(holder.places[0])
+
+
+def test_process_that_is_stopped_is_not_rung_in_place_of_those_after_it(
+    mine: Line, waiting: Callable[[], Waiting]
+) -> None:
+    stopped, one = waiting(), waiting()
+    assert (stopped("ahead"), one("ahead"), mine.ahead()) == (0, 1, 1)
+    mine.pass_by(1)
+    one.begin(f"wait {PATIENCE_S}")
+    mine.ring()
+    one.end_of_call()
+    one("leave")
+    stopped.begin(f"wait {PATIENCE_S}")
+    mine.ring()
+    stopped.end_of_call()
+
+
 def test_who_gives_the_turn_up_wakes_the_first_of_the_line(holder: Holder, path: Path) -> None:
     holder.meet()
     assert holder.turns.take(holder.places[0], wait_s=1.0)

@@ -88,7 +88,8 @@ class Line(NotCopyable):
     def ring(self) -> None:
         """Wake the first process of the line: the turn is free."""
         with suppress(OSError):
-            if first := self._files.first_lock(self._fd, 1, _END):
+            first = self._files.first_lock(self._fd, self._passed + 1, _END)
+            if first or (first := self._files.first_lock(self._fd, 1, _END)):
                 self._open_bell().ring(first[1])
 
     def leave(self) -> None:

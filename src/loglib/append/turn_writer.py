@@ -210,9 +210,9 @@ class TurnWriter(BatchWriter):
     def _watch(self) -> None:
         """Let the keeper look when this turn is over, if it does not."""
         if self._is_unwatched:
-            self._is_unwatched = False
             if self.keeper is not None and not self.is_parked:
                 self.keeper.watch_turns(self._pause_s)
+            self._is_unwatched = False
 
     def _check_unawaited(self, wait_s: float | None, *, says_who: bool = True) -> None:
         """`LockedError` if a thread waits for another process: whoever does not wait does not wait for it either."""
