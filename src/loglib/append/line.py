@@ -35,7 +35,7 @@ class Line(NotCopyable):
         self._place = 0  # 0: none
         self._passed = 0  # the last place that this process does not wait for
         self._bell: Doorbell | None = None  # once there is another process
-        self.is_woken = False  # a ring has ended the last wait: they arrive here
+        self.is_woken = False  # a ring has ended a wait: they arrive here
 
     def ahead(self) -> int:
         """Enter the line, and return the first place that is taken in it. 0 if that is this process's own.
@@ -83,7 +83,7 @@ class Line(NotCopyable):
         if bell is None:
             time.sleep(timeout_s)
         else:
-            self.is_woken = bell.wait(timeout_s)
+            self.is_woken |= bell.wait(timeout_s)
 
     def ring(self) -> None:
         """Wake the first process of the line: the turn is free."""

@@ -127,8 +127,8 @@ class Turns(NotCopyable):
             time.sleep(nap_s)
         elif ahead:
             line.wait(_WOKEN_NAP_S if line.is_woken else _NAP_IN_LINE_S)
-        else:
-            line.wait(nap_s)
+        else:  # it is the first, and the one that has the turn will wake it, unless that one dies
+            line.wait(_NAP_IN_LINE_S if line.is_woken else nap_s)
 
     def _is_contended(self) -> bool:
         """True if another process was there a short time ago."""
