@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Iterator
 from unittest import mock
 
@@ -34,6 +35,17 @@ def test_ring_of_another_process_ends_the_wait(bell: Doorbell, monkeypatch: pyte
 def test_wait_without_a_ring_ends_by_the_clock(bell: Doorbell) -> None:
     assert not bell.wait(0.001)
     bell.ring(1)  # which does not wait
+
+
+def test_wait_does_not_take_as_long_as_other_sockets_of_the_application() -> None:
+    before = socket.getdefaulttimeout()
+    try:
+        socket.setdefaulttimeout(PATIENCE_S)
+        bell = Doorbell(f"test-default-{os.getpid()}")
+        assert bell._socket is not None and bell._socket.gettimeout() == 0
+        bell.close()
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def test_bell_that_was_closed_by_another_thread_ends_by_the_clock(bell: Doorbell) -> None:

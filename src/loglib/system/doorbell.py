@@ -69,5 +69,6 @@ def _new_socket() -> socket:
     with importing:
         import socket  # imported here: only processes that wait for each other need it
 
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    return socket.socket(fileno=above_standard(made.detach()))
+    made = socket.socket(fileno=above_standard(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach()))
+    made.setblocking(False)  # else `recv` waits as long as the application's `socket.setdefaulttimeout` says
+    return made
