@@ -24,7 +24,7 @@ def bell(request: pytest.FixtureRequest) -> Iterator[Doorbell]:
 
 @pytest.mark.parametrize("largest", [1024, 0])
 def test_ring_of_another_process_ends_the_wait(bell: Doorbell, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
-    monkeypatch.setattr("loglib.system.doorbell.FD_SETSIZE", largest)
+    monkeypatch.setattr("loglib.system.system_calls._FD_SETSIZE", largest)
     own, thing = os.getpid(), bell._prefix.removeprefix("\0loglib-").removesuffix("-")
     pid = fork(lambda: Doorbell(thing).ring(own))
     with mock.patch("time.sleep", side_effect=AssertionError("it cannot be woken")):

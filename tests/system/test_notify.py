@@ -87,7 +87,7 @@ def test_wake_ends_a_nap_of_polling(file: Path) -> None:
 
 
 def test_high_file_numbers_are_waited_for_without_select(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loglib.system.notify.FD_SETSIZE", 0)
+    monkeypatch.setattr("loglib.system.system_calls._FD_SETSIZE", 0)
     waiter = Waiter([str(file)], use_inotify=False)
     waiter._nap = 60.0
     waiter.wake()

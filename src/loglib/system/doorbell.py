@@ -10,7 +10,6 @@ Threads: safe for all. A ring ends the wait of one of the threads of a process.
 from __future__ import annotations
 
 import os
-import select
 import sys
 import time
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from .not_copyable import NotCopyable
 from .process import importing
-from .system_calls import FD_SETSIZE, above_standard, new_poll
+from .system_calls import above_standard, await_readable
 
 if TYPE_CHECKING:
     from socket import socket
@@ -42,12 +41,7 @@ class Doorbell(NotCopyable):
             time.sleep(timeout_s)
             return False
         with suppress(OSError, ValueError):  # no ring, or another thread has closed the bell
-            if (fd := own.fileno()) < FD_SETSIZE:  # select() waits in microseconds, poll() in milliseconds
-                select.select([fd], [], [], timeout_s)
-            else:
-                poll = new_poll()
-                poll.register(fd, select.POLLIN)
-                poll.poll(timeout_s * 1000)
+            await_readable(own.fileno(), timeout_s)
             own.recv(1)
             return True
         return False

@@ -27,7 +27,7 @@ from typing import Any
 from .clock import monotonic
 from .not_copyable import NotCopyable
 from .process import finish, importing
-from .system_calls import FD_SETSIZE, above_standard, new_poll
+from .system_calls import above_standard, await_readable, new_poll
 
 REPLACED = "/"  # is among the changed names; no file has this name
 
@@ -158,9 +158,8 @@ class Waiter(_Sleeper):
         timeout = _bounded(timeout)
         if self._must_look:
             timeout = self._next_nap(timeout)
-            if descriptors.wake_out < FD_SETSIZE:  # select() waits in microseconds, poll() in milliseconds
-                select.select([descriptors.wake_out], [], [], timeout)
-                timeout = 0.0
+            await_readable(descriptors.wake_out, timeout)
+            timeout = 0.0
         for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
             try:
                 found = os.read(fd, _EVENT_BYTES)

@@ -28,7 +28,7 @@ Buffer = bytes | bytearray | memoryview
 
 COPY_BYTES = 1 << 20  # a copy passes through this process in blocks of this size
 LACKS = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the errors for a call that a file system does not have
-FD_SETSIZE = 1024  # select() takes no descriptor from this number on
+_FD_SETSIZE = 1024  # select() takes no descriptor from this number on
 _FIRST = 3  # the first descriptor after standard input, output and error
 
 
@@ -193,6 +193,14 @@ def new_poll() -> select.poll | _BySelect:
     eventlet removes `select.poll` when it patches the standard library. Its `select.select` lets other greenlets run.
     """
     return select.poll() if hasattr(select, "poll") else _BySelect()
+
+
+def await_readable(fd: int, timeout_s: float) -> None:
+    """Return when the descriptor is readable, or after this time: in microseconds, where poll() has milliseconds."""
+    if fd < _FD_SETSIZE:
+        select.select([fd], [], [], timeout_s)
+    else:
+        _poll(fd, select.POLLIN, timeout_s)
 
 
 class _BySelect:
