@@ -41,6 +41,10 @@ class Waiting:
         assert self._told.poll(PATIENCE_S / 2)
         return self._told.recv()
 
+    def is_waiting(self) -> bool:
+        """True if its call has not ended."""
+        return not self._told.poll(0)
+
     def end(self) -> None:
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
@@ -147,9 +151,10 @@ def test_only_the_first_one_is_woken(mine: Line, waiting: Callable[[], Waiting])
     for each in line:
         each("ahead")
         each.begin(f"wait {PATIENCE_S}")
-    for each in line:
+    for number, each in enumerate(line):
         mine.ring()
         each.end_of_call()
+        assert all(other.is_waiting() for other in line[number + 1 :])
         each("leave")
     mine.ring()  # nobody is there
 
@@ -158,6 +163,7 @@ def test_without_a_socket_a_wait_ends_by_the_clock(mine: Line) -> None:
     with mock.patch("socket.socket", side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))):
         mine.ahead()
     mine.wait(0.001)
+    assert not mine.is_woken
     mine.ring()
 
 
@@ -258,7 +264,7 @@ def test_process_that_is_stopped_is_not_rung_in_place_of_those_after_it(
     one.begin(f"wait {PATIENCE_S}")
     mine.ring()
     one.end_of_call()
-    one("leave")
+    one("leave")  # then nobody is left to be rung but the one that is stopped
     stopped.begin(f"wait {PATIENCE_S}")
     mine.ring()
     stopped.end_of_call()
